@@ -14,6 +14,7 @@ import pytest
 
 import kedge
 from kedge.index.encrypted import EncryptedIndex
+from kedge.ports import Selection
 from kedge.store.local import LocalStore
 from tests.parts import require
 
@@ -126,7 +127,7 @@ def test_tags_by_which_another_checkpoint_is_found(victim: Victim) -> None:
     with pytest.raises(kedge.Corrupted, match="tags of another checkpoint"):
         victim.store.list("job", tags={"env": "prod"})
     with pytest.raises(kedge.Corrupted, match="tags of another checkpoint"):
-        victim.store.store.list_stored("job", tags={"env": ["prod", "other"]})
+        victim.store.store.list_stored("job", Selection(tags={"env": ["prod", "other"]}))
     assert victim.first in " ".join(victim.problems())
     assert victim.store.load(victim.first) == 1
 

@@ -6,17 +6,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kedge.model import Checkpoint
-from kedge.store import Store
 
 if TYPE_CHECKING:
     from kedge.diff import Diff
 
-    from .copy import CopyReport
     from .gc import GcReport
     from .policies import RetentionPolicy
     from .rebuild import RebuildReport
@@ -73,34 +70,6 @@ class Care(Protocol):
 
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
         """Delete all checkpoints of a job and its retention policy; tells how many checkpoints that were."""
-        ...
-
-    def copy_to(
-        self,
-        target: Store,
-        *,
-        job: str | None,
-        since_us: int | None,
-        mirror: bool,
-        actor: str,
-        progress: Progress | None,
-    ) -> CopyReport:
-        """Bring another store up to this one."""
-        ...
-
-    def follow_to(
-        self,
-        target: Store,
-        *,
-        stop: threading.Event,
-        job: str | None,
-        since_us: int | None,
-        mirror: bool,
-        actor: str,
-        changed: Callable[[CopyReport], None],
-        progress: Progress | None,
-    ) -> None:
-        """As `copy_to`, then go on with every change here until `stop` is set."""
         ...
 
     def rebuild(self, *, actor: str, progress: Progress | None) -> RebuildReport:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
-from kedge.ports import NewCheckpoint
+from kedge.ports import NewCheckpoint, Selection, pages
 from kedge.store import Store
 from kedge.store.adoption import Exported
 from kedge.store.local import LocalStore
@@ -97,13 +97,13 @@ class Copying:
         """Numbers that the source has used and given up are used in the target too (I4)."""
         self._copy_retention(job)
         after = 0
-        while page := self.source.list(job, after=after, limit=_PAGE):
+        for page in pages(self.source.list, job, _PAGE):
             last = page[-1].seq
-            there = self.target.list(job, after=after, before=last + 1)
+            there = self.target.list(job, Selection(after=after, before=last + 1))
             self._copy_page(page, there)
             self._delete_others(page, there)
             after = last
-        self._delete_others([], self.target.list(job, after=after) if self.mirror else [])
+        self._delete_others([], self.target.list(job, Selection(after=after)) if self.mirror else [])
         self._reserve_numbers(job)
 
     def _reserve_numbers(self, job: str) -> None:

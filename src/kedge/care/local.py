@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kedge.errors import CheckpointError, Conflict, Validation
 from kedge.model import Checkpoint, CheckpointId
-from kedge.store import Store, lease
+from kedge.ports import Selection, pages
+from kedge.store import lease
 from kedge.store.local import LocalStore
 from kedge.store.request import request_of
 from kedge.urls import Lock, find_keys, keep_keyring, open_found
@@ -23,7 +23,6 @@ from .upkeep import Upkeep
 if TYPE_CHECKING:
     from kedge.diff import Diff
 
-    from .copy import Copying, CopyReport
     from .gc import GcReport
     from .policies import RetentionPolicy
     from .rebuild import RebuildReport
@@ -162,60 +161,20 @@ class LocalCare:
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
         """Under a lease: nobody saves meanwhile. Nothing is deleted if a checkpoint is pinned."""
         with lease.hold(self._store, job, ttl_s=_JOB_LEASE_S):
-            if not even_pinned and (pinned := next((c.id for c in self._walk(job) if c.is_pinned), None)):
+            history = (checkpoint for page in pages(self._store.list, job, _PAGE) for checkpoint in page)
+            if not even_pinned and (pinned := next((c.id for c in history if c.is_pinned), None)):
                 raise Conflict(
                     f"checkpoint {pinned} of job {job} is pinned",
                     hint=f"unpin it (kedge pin {pinned} --off), or delete pinned checkpoints too (even_pinned=True)",
                 )
             deleted = 0
-            while page := self._store.list(job, limit=_PAGE):  # the newest: children go before their parents
+            while page := self._store.list(job, Selection(limit=_PAGE)):  # the newest: children go before their parents
                 deleted += len(
                     self._store.delete([checkpoint.id for checkpoint in page], even_pinned=even_pinned, actor=actor)
                 )
             if (remaining := self._store.job(job)) is not None and remaining.retention is not None:
                 self._store.set_retention(job, None, actor=actor)
             return deleted
-
-    def _walk(self, job: str) -> Iterator[Checkpoint]:
-        """The history of a job, oldest first, in bounded memory."""
-        last = 0
-        while page := self._store.list(job, after=last, limit=_PAGE):
-            yield from page
-            last = page[-1].seq
-
-    def copy_to(
-        self,
-        target: Store,
-        *,
-        job: str | None,
-        since_us: int | None,
-        mirror: bool,
-        actor: str,
-        progress: Progress | None,
-    ) -> CopyReport:
-        return self._copying(target, job, since_us, mirror, actor).copy(progress)
-
-    def follow_to(
-        self,
-        target: Store,
-        *,
-        stop: threading.Event,
-        job: str | None,
-        since_us: int | None,
-        mirror: bool,
-        actor: str,
-        changed: Callable[[CopyReport], None],
-        progress: Progress | None,
-    ) -> None:
-        from .follow import Following
-
-        copying = self._copying(target, job, since_us, mirror, actor)
-        Following(copying).run(stop=stop, changed=changed, progress=progress)
-
-    def _copying(self, target: Store, job: str | None, since_us: int | None, mirror: bool, actor: str) -> Copying:
-        from .copy import Copying
-
-        return Copying(self._store, target, job=job, since_us=since_us, mirror=mirror, actor=actor)
 
     # Keys
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.model import Checkpoint, parse_name, to_us
-from kedge.ports import Checkpoints
+from kedge.ports import Checkpoints, Selection
 from kedge.store import Store
 from kedge.urls import directory_of
 
@@ -19,7 +19,7 @@ from .policies import RetentionPolicy
 if TYPE_CHECKING:
     from kedge.diff import Diff
 
-    from .copy import CopyReport
+    from .copy import Copying, CopyReport
     from .gc import GcReport
     from .rebuild import RebuildReport
     from .rekey import RekeyReport
@@ -58,7 +58,7 @@ class CaringManager:
         parse_name("job", new_job)
         if job == new_job:
             raise Conflict(f"job {job} cannot be copied onto itself", hint="choose another name")
-        if not self.store.list(parse_name("job", job), limit=1):
+        if not self.store.list(parse_name("job", job), Selection(limit=1)):
             raise NotFound(f"job {job} has no checkpoint", hint="kedge jobs shows which jobs exist")
         return self._care.copy_job(job, new_job, actor=self.actor)
 
@@ -85,8 +85,7 @@ class CaringManager:
         transferred, and each is verified. After an interruption, run it again. With `mirror`, what was deleted here is
         deleted there too.
         """
-        wanted = self._parse_copy(target, job, since)
-        return self._care.copy_to(target.store, **wanted, mirror=mirror, actor=self.actor, progress=progress)
+        return self._copying(target, job, since, mirror).copy(progress)
 
     def follow_to(
         self,
@@ -103,12 +102,13 @@ class CaringManager:
 
         `target` stores the position, so that the next call continues there instead of comparing everything.
         """
-        wanted = self._parse_copy(target, job, since)
-        self._care.follow_to(
-            target.store, stop=stop, **wanted, mirror=mirror, actor=self.actor, changed=changed, progress=progress
-        )
+        from .follow import Following
 
-    def _parse_copy(self, target: object, job: str | None, since: datetime | None) -> dict[str, Any]:
+        Following(self._copying(target, job, since, mirror)).run(stop=stop, changed=changed, progress=progress)
+
+    def _copying(self, target: object, job: str | None, since: datetime | None, mirror: bool) -> Copying:
+        from .copy import Copying
+
         if not isinstance(target, CaringManager):
             raise Validation(f"{target!r} is not an open store", hint="open it with kedge.open(url)")
         if target.store is self.store or _same_place(self, target):
@@ -118,10 +118,14 @@ class CaringManager:
                 f"since must be a datetime with a time zone (got {since!r})",
                 hint="such as datetime.now(UTC) - timedelta(1)",
             )
-        return {
-            "job": None if job is None else parse_name("job", job),
-            "since_us": None if since is None else to_us(since),
-        }
+        return Copying(
+            self.store,
+            target.store,
+            job=None if job is None else parse_name("job", job),
+            since_us=None if since is None else to_us(since),
+            mirror=mirror,
+            actor=self.actor,
+        )
 
     # Retention
 

@@ -7,10 +7,10 @@ again. A policy that names one of them is followed.
 from __future__ import annotations
 
 from kedge.model import INBOX_SUFFIX, QUEUE_PREFIX
-from kedge.ports import Index
+from kedge.ports import Index, Selection
 from kedge.store import Store
 
-_RUN_STATUS = {"kind": "run"}  # the tag of a run's status records
+_RUN_STATUS = {"kind": ["run"]}  # the tag of a run's status records
 _LLM = {
     "llm:cache": "LLM responses: a call without its response is made and paid again",
     "llm:calls": "the costs of LLM calls: they would be missing in every bill",
@@ -26,10 +26,10 @@ def needed_for(index: Index | Store, job: str) -> str:
         return "messages to a run: decided approvals would be asked for again"
     if job.startswith(QUEUE_PREFIX):
         return "a queue: what was submitted would be lost"
-    records = index.list(job, tags=_RUN_STATUS, limit=1)
+    records = index.list(job, Selection(tags=_RUN_STATUS, limit=1))
     if records and records[-1].metadata.get("kind") == "run":
         return "a run: finished steps would run again when it is resumed"
-    newest = index.list(job, limit=1)
+    newest = index.list(job, Selection(limit=1))
     if newest and newest[-1].metadata.get("kind") == "execution":
         return "an execution of a workflow: its history would be lost"
     return ""

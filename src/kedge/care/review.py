@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from kedge.errors import Conflict, NotFound
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
-from kedge.ports import Index
+from kedge.ports import Index, Selection, pages
 
 from .policies import PERIODS, RetentionPolicy, format_duration, parse_duration
 from .records import needed_for
@@ -250,14 +250,14 @@ class _History:
     def _read(self) -> Iterator[list[Checkpoint]]:
         """Pages of their own transactions, so that none lasts long."""
         before: int | None = None
-        while page := self._index.list(self._job, limit=self._page_rows, before=before):
+        while page := self._index.list(self._job, Selection(limit=self._page_rows, before=before)):
             self._top = max(self._top, page[-1].seq)
             before = page[0].seq
             yield page[::-1]
 
     def _look_above(self) -> None:
         """What was saved since keeps its ancestors; it is judged another time."""
-        while newer := self._index.list(self._job, after=self._top, limit=self._page_rows):
+        for newer in pages(self._index.list, self._job, self._page_rows, Selection(after=self._top)):
             for checkpoint in newer:
                 self.keep_ancestors_of(checkpoint)
             self._top = newer[-1].seq

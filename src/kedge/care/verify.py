@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kedge.errors import Conflict, Corrupted, NotFound, ReadOnly, StorageError, could_not_look
 from kedge.model import Checkpoint, CheckpointStatus
-from kedge.ports import UNREADABLE, Chunk, Seen
+from kedge.ports import UNREADABLE, Chunk, Seen, pages
 from kedge.store.chunk_reader import read_verified
 from kedge.store.local import LocalStore
 
@@ -339,14 +339,12 @@ def _rows(store: LocalStore, job: str | None) -> Iterable[Row]:
             if job is None or row[1].job == job:
                 yield row
         return
-    after = 0
-    while page := store.index.list(job, after=after, limit=_PAGE):
+    for page in pages(store.index.list, job, _PAGE):
         for checkpoint in page:
             try:
                 yield None, *store.index.read(checkpoint.id)
             except NotFound:
                 continue  # deleted meanwhile
-        after = page[-1].seq
 
 
 def _digests_of(store: LocalStore, job: str) -> set[bytes]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kedge.care import Progress
-from kedge.care.copy import Copying, CopyReport
 from kedge.care.gc import GcReport
 from kedge.care.policies import RetentionPolicy
 from kedge.care.rebuild import RebuildReport
@@ -19,7 +17,7 @@ from kedge.care.verify import Problem, VerifyReport
 from kedge.diff.changes import Change, ChangeKind, Diff
 from kedge.errors import CheckpointError
 from kedge.model import Checkpoint
-from kedge.store import Store, not_over_http
+from kedge.store import not_over_http
 
 from .store import HttpStore
 
@@ -100,33 +98,6 @@ class HttpCare:
 
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
         return self._store.client.delete_job(job, even_pinned=even_pinned)
-
-    def copy_to(
-        self,
-        target: Store,
-        *,
-        job: str | None,
-        since_us: int | None,
-        mirror: bool,
-        actor: str,
-        progress: Progress | None,
-    ) -> CopyReport:
-        copying = Copying(self._store, target, job=job, since_us=since_us, mirror=mirror, actor=actor)
-        return copying.copy(progress)
-
-    def follow_to(
-        self,
-        target: Store,
-        *,
-        stop: threading.Event,
-        job: str | None,
-        since_us: int | None,
-        mirror: bool,
-        actor: str,
-        changed: Callable[[CopyReport], None],
-        progress: Progress | None,
-    ) -> None:
-        raise not_over_http("following a store")
 
     def rebuild(self, *, actor: str, progress: Progress | None) -> RebuildReport:
         raise not_over_http("rebuilding an index")

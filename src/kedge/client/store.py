@@ -15,7 +15,7 @@ from kedge.chunks import INLINE_BYTES, RecallingSource
 from kedge.codec import Encoded
 from kedge.errors import CheckpointError, Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
-from kedge.ports import CheckpointIds, Checkpoints, Events, Jobs, Outcomes, digest_of
+from kedge.ports import ALL, CheckpointIds, Checkpoints, Events, Jobs, Outcomes, Selection, digest_of
 from kedge.store import Save, Stored, not_over_http
 from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
 from kedge.store.loading import Loading
@@ -189,54 +189,42 @@ class HttpStore(Loading):
         found = self.client.keys(job, after=after, limit=limit)
         return {key: (checkpoint, b"") for key, checkpoint in found.items()}
 
-    def list(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, str] | None = None,
-        metadata: Mapping[str, object] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Checkpoints:
-        is_oldest_first = after is not None or limit is None
-        cursor: str | int | None = (after or 0) if is_oldest_first else before
-        found: list[Checkpoint] = []
-        while limit is None or len(found) < limit:
+    def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
+        """Asks for each combination of the tags' values by itself."""
+        rows = {
+            row.seq: row
+            for values in product(*wanted.tags.values())
+            for row in self._list(job, wanted, dict(zip(wanted.tags, values, strict=True)))
+        }
+        oldest_first = [rows[seq] for seq in sorted(rows)]
+        if wanted.limit is None:
+            return oldest_first
+        return oldest_first[: wanted.limit] if wanted.is_forward else oldest_first[-wanted.limit :]
+
+    def _list(self, job: str, wanted: Selection, tags: Mapping[str, str]) -> Iterator[Checkpoint]:
+        cursor: str | int | None = (wanted.after or 0) if wanted.is_forward else wanted.before
+        left = wanted.limit
+        while left is None or left > 0:
             page: Page[Checkpoint] = self.client.checkpoints(
                 job,
-                level=level,
+                level=wanted.level,
                 tags=tags,
-                metadata=metadata,
-                order="oldest" if is_oldest_first else "newest",
-                limit=_PAGE if limit is None else min(limit - len(found), _PAGE),
+                metadata=wanted.metadata,
+                order="oldest" if wanted.is_forward else "newest",
+                limit=_PAGE if left is None else min(left, _PAGE),
                 cursor=cursor,
             )
-            found += page.items
+            for checkpoint in page.items:
+                if wanted.is_forward and wanted.before is not None and checkpoint.seq >= wanted.before:
+                    return
+                yield checkpoint
+            left = None if left is None else left - len(page.items)
             cursor = page.next_cursor
             if cursor is None:
-                break
-        if is_oldest_first:
-            return found if before is None else [c for c in found if c.seq < before]
-        return found[::-1]
+                return
 
-    def list_stored(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, Sequence[str]] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Sequence[Stored]:
-        """One request for each value of a tag; the state is asked for when it is loaded."""
-        page = partial(self.list, job, level=level, limit=limit, before=before, after=after)
-        names, values = list(tags or {}), (tags or {}).values()
-        rows = {row.seq: row for some in product(*values) for row in page(tags=dict(zip(names, some, strict=True)))}
-        newest_last = [(rows[seq], b"") for seq in sorted(rows)]
-        return newest_last[:limit] if after is not None or limit is None else newest_last[-limit:]
+    def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[Stored]:
+        return [(checkpoint, b"") for checkpoint in self.list(job, wanted)]
 
     def job(self, name: str) -> Job | None:
         try:

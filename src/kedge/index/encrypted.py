@@ -24,6 +24,7 @@ from kedge.crypto import Vault
 from kedge.errors import CheckpointError, Corrupted, NotFound, Validation
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease, to_us
 from kedge.ports import (
+    ALL,
     KEYS,
     UNREADABLE,
     CheckpointIds,
@@ -44,11 +45,11 @@ from kedge.ports import (
     RowChanged,
     SavedRow,
     Seen,
+    Selection,
     Unrecorded,
 )
 
 from .group_commit import one_by_one
-from .metadata_filter import matches, parse_filter
 from .rows import saved_checkpoint
 from .sealed_rows import TOKEN, Proof, SealedRows, envelope_of
 from .tampering import row_problems
@@ -172,55 +173,42 @@ class EncryptedIndex(SealedRows):
                 keys[checkpoint_id] = key, request_digest
         return keys
 
-    def list(
+    def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
+        read, tagged = partial(self.inner.list, self._hide("job", job)), partial(self._tagged, wanted.tags)
+        return self._select(read, lambda row: tagged(self._open(row)), lambda row: row, wanted)
+
+    def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[_Row]:
+        read = partial(self.inner.list_stored, self._hide("job", job))
+        return self._select(read, partial(self._shown_row, wanted.tags), lambda row: row[0], wanted)
+
+    def _select(
         self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, str] | None = None,
-        metadata: Mapping[str, object] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Checkpoints:
-        tokens, wanted = self._seal_tags(tags or {}), {name: (value,) for name, value in (tags or {}).items()}
-        read = partial(self.inner.list, self._hide("job", job), level=level, tags=tokens)
+        read: Callable[[Selection], Sequence[_T]],
+        open_: Callable[[_T], _T],
+        checkpoint_of: Callable[[_T], Checkpoint],
+        wanted: Selection,
+    ) -> list[_T]:
+        """Rows of the inner index that are wanted, opened. Only what is open can be compared with metadata."""
 
-        def page(**place: int | None) -> Checkpoints:
-            look = partial(read, **place)
-            return self._confirmed(look, lambda rows: [self._tagged(wanted, self._open(row)) for row in rows])
+        def page(some: Selection) -> list[_T]:
+            return self._confirmed(partial(read, some), lambda rows: [open_(row) for row in rows])
 
-        if not metadata:
-            return page(limit=limit, before=before, after=after)
-        list(parse_filter(metadata))  # refuses what nobody can ask
-        found: Checkpoints = []
-        is_forward = after is not None or limit is None
-        while limit is None or len(found) < limit:
-            if is_forward:
-                rows = page(limit=_PAGE, before=before, after=after or 0)
-                after = rows[-1].seq if rows else after
+        sealed = replace(wanted, tags=self._seal_wanted(wanted.tags), metadata={})
+        if not wanted.metadata:
+            return page(sealed)
+        chosen: list[_T] = []
+        while wanted.limit is None or len(chosen) < wanted.limit:
+            if wanted.is_forward:
+                rows = page(replace(sealed, limit=_PAGE, after=sealed.after or 0))
+                sealed = replace(sealed, after=checkpoint_of(rows[-1]).seq if rows else sealed.after)
             else:
-                rows = page(limit=_PAGE, before=before, after=None)[::-1]
-                before = rows[-1].seq if rows else before
-            found += [row for row in rows if matches(row.metadata, metadata)]
+                rows = page(replace(sealed, limit=_PAGE))[::-1]
+                sealed = replace(sealed, before=checkpoint_of(rows[-1]).seq if rows else sealed.before)
+            chosen += [row for row in rows if wanted.matches(checkpoint_of(row).metadata)]
             if len(rows) < _PAGE:
                 break
-        found = found[:limit]
-        return found if is_forward else found[::-1]
-
-    def list_stored(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, Sequence[str]] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Sequence[_Row]:
-        page = partial(self.inner.list_stored, self._hide("job", job), limit=limit, before=before, after=after)
-        look = partial(page, level=level, tags=self._seal_wanted(tags) if tags else None)
-        return self._confirmed(look, lambda rows: [self._shown_row(tags or {}, row) for row in rows])
+        chosen = chosen[: wanted.limit]
+        return chosen if wanted.is_forward else chosen[::-1]
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))

@@ -12,7 +12,7 @@ from typing import Any
 
 from kedge.errors import NotFound
 from kedge.model import Checkpoint, CheckpointLevel, Job
-from kedge.ports import Checkpoints, Chunk, Events, Jobs, PackUse, SavedRow, Unrecorded
+from kedge.ports import ALL, Checkpoints, Chunk, Events, Jobs, PackUse, SavedRow, Selection, Unrecorded
 
 from .rows import (
     BATCH,
@@ -65,7 +65,7 @@ class SqlReads:
         """A condition, with its parameters: the column has one of at most BATCH values."""
         raise NotImplementedError
 
-    def _metadata_filter(self, metadata: Mapping[str, object]) -> Conditions:
+    def _metadata_filter(self, wanted: Selection) -> Conditions:
         """For {"a.b": value}: the path and the value are bound, types are compared too."""
         raise NotImplementedError
 
@@ -150,57 +150,27 @@ class SqlReads:
                 )  # fmt: skip
         return {checkpoint_id: (key, digest) for checkpoint_id, key, digest in rows}
 
-    def list(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, str] | None = None,
-        metadata: Mapping[str, object] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Checkpoints:
-        single = {name: (value,) for name, value in (tags or {}).items()}
-        rows = self._rows(CHECKPOINT, job, level, single, metadata, limit, before, after)
-        return [checkpoint_of(job, row) for row in rows]
+    def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
+        return [checkpoint_of(job, row) for row in self._rows(CHECKPOINT, job, wanted)]
 
-    def list_stored(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, Sequence[str]] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Sequence[tuple[Checkpoint, bytes]]:
-        rows = self._rows(f"{CHECKPOINT}, manifest", job, level, tags or {}, None, limit, before, after)
+    def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[tuple[Checkpoint, bytes]]:
+        rows = self._rows(f"{CHECKPOINT}, manifest", job, wanted)
         return [(checkpoint_of(job, columns), manifest) for *columns, manifest in rows]
 
-    def _rows(
-        self,
-        columns: str,
-        job: str,
-        level: CheckpointLevel | None,
-        tags: Mapping[str, Sequence[str]],
-        metadata: Mapping[str, object] | None,
-        limit: int | None,
-        before: int | None,
-        after: int | None,
-    ) -> Sequence[Row]:
-        """The rows that `list` asks for, oldest first. `tags`: for each name, one of these values."""
-        conditions, parameters = self._metadata_filter(metadata or {})
-        order = "ASC" if after is not None or limit is None else "DESC"
+    def _rows(self, columns: str, job: str, wanted: Selection) -> Sequence[Row]:
+        """The rows that `list` asks for, oldest first."""
+        conditions, parameters = self._metadata_filter(wanted)
+        tags, limit = wanted.tags, wanted.limit
+        order = "ASC" if wanted.is_forward else "DESC"
         with self._reading() as db:
             if (span := self._span(db, job)) is None:
                 return []
             # Kept inside the job: the rows beyond are those of other jobs, of other namespaces too.
-            first = span[0] + max(after or 0, 0) + 1
-            last = span[1] if before is None else min(span[0] + before - 1, span[1])
-            if level is not None:
+            first = span[0] + max(wanted.after or 0, 0) + 1
+            last = span[1] if wanted.before is None else min(span[0] + wanted.before - 1, span[1])
+            if wanted.level is not None:
                 conditions.append("level = ?")
-                parameters.append(str(level))
+                parameters.append(str(wanted.level))
             # A page of one tag costs what is on the page, however many rows have the tag (I6).
             is_only_condition = not conditions and [len(values) for values in tags.values()] == [1]
             page = f'ORDER BY "row" {order} LIMIT ?' if is_only_condition and limit is not None else ""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from kedge.crypto import NameKey
 from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint
-from kedge.ports import Index
+from kedge.ports import Index, pages
 
 from .sealed_rows import Proof
 
@@ -81,10 +81,7 @@ def _tag_changes(inner: Index) -> Counter[str]:
 
 def _pages(inner: Index) -> Iterator[Sequence[Checkpoint]]:
     for job in inner.jobs():
-        after = 0
-        while page := inner.list(job.name, after=after, limit=_PAGE):
-            yield page
-            after = page[-1].seq
+        yield from pages(inner.list, job.name, _PAGE)
 
 
 def _again(inner: Index, rows: Iterable[Checkpoint]) -> list[Checkpoint]:

@@ -15,7 +15,13 @@ from __future__ import annotations
 
 from .blobs import Blobs as Blobs
 from .blobs import BlobWriter as BlobWriter
+from .catalogue import Catalogue as Catalogue
 from .index import Index as Index
+from .selection import ALL as ALL
+from .selection import Selection as Selection
+from .selection import are_texts as are_texts
+from .selection import pages as pages
+from .selection import wanted_tags as wanted_tags
 from .values import ENVELOPE as ENVELOPE
 from .values import FORMAT_VERSION as FORMAT_VERSION
 from .values import KEYS as KEYS
@@ -42,6 +48,7 @@ from .values import References as References
 from .values import RowChanged as RowChanged
 from .values import SavedRow as SavedRow
 from .values import Seen as Seen
+from .values import Stored as Stored
 from .values import Unrecorded as Unrecorded
 from .values import digest_of as digest_of
 from .values import is_older as is_older

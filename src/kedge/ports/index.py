@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+from kedge.model import Checkpoint, CheckpointStatus
 
+from .catalogue import Catalogue
 from .values import (
     CheckpointIds,
     Checkpoints,
     Chunk,
     Digests,
-    Events,
-    Jobs,
     NewCheckpoint,
     NewEnvelope,
     Outcomes,
@@ -27,8 +26,11 @@ from .values import (
 )
 
 
-class Index(Protocol):
-    """What exists. One namespace per object; several objects, threads and processes may share the store behind it."""
+class Index(Catalogue, Protocol):
+    """What exists. One namespace per object; several objects, threads and processes may share the store behind it.
+
+    Each method is one transaction. With `KEYS` for its job a lease is the right to change the keys of the namespace.
+    """
 
     store_id: str
     namespace: str
@@ -58,73 +60,12 @@ class Index(Protocol):
         """
         ...
 
-    def get(self, checkpoint_id: str) -> Checkpoint:
-        """The checkpoint, or NotFound."""
-        ...
-
-    def read(self, checkpoint_id: str) -> tuple[Checkpoint, bytes]:
-        """The checkpoint and its manifest, or NotFound."""
-        ...
-
-    def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
-        """The checkpoint with the highest sequence number that is not corrupted, and its manifest."""
-        ...
-
-    def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
-        """What was saved under these idempotency keys, with manifests; unknown ones are left out. Any number."""
-        ...
-
-    def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
-        """As `find`, of those among the `limit` sequence numbers above `after` that were saved under a key."""
-        ...
-
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Idempotency key and request digest by checkpoint ID, for copies; those without a key are left out."""
         ...
 
-    def list(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, str] | None = None,
-        metadata: Mapping[str, object] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Checkpoints:
-        """Checkpoints of a job, oldest first; [] for an unknown job. Manifests are not read.
-
-        With `limit`, the newest `limit` below sequence number `before`; with `after`, the oldest above it.
-        `metadata` maps JSON paths ("loss", "model.name") to values; paths and values are bound, never spliced.
-        """
-        ...
-
-    def list_stored(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, Sequence[str]] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Sequence[tuple[Checkpoint, bytes]]:
-        """As `list`, with manifests. `tags`: for each name the values that are wanted, at most 500."""
-        ...
-
-    def job(self, name: str) -> Job | None: ...
-
-    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
-        """Jobs by name, from `after` (exclusive) on."""
-        ...
-
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
         """Where these chunks are; unknown ones are left out. Any number, in bounded statements."""
-        ...
-
-    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
-        """Remove these checkpoints in one transaction; answers those that existed. A pinned one is a Conflict."""
         ...
 
     def update(
@@ -137,10 +78,7 @@ class Index(Protocol):
         status: CheckpointStatus | None = None,
         envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        """Change what may change. Tags are merged; a value of None removes the tag.
-
-        `envelope` goes with tags of an encrypted row: RowChanged and KeysChanged when it no longer fits.
-        """
+        """As in `Catalogue`. `envelope` goes with tags of an encrypted row: RowChanged, KeysChanged if it is stale."""
         ...
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
@@ -153,46 +91,11 @@ class Index(Protocol):
         """
         ...
 
-    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
-        """The policy to apply after saves of this job. Creates the job row if there is none."""
-        ...
-
     def reserve_numbers(self, job: str, last_seq: int) -> None:
         """Give no number up to `last_seq` to a save of this job (I4). Creates the job row if there is none."""
         ...
 
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
-        """A new lease with a higher token than any before, or LeaseHeld while another one runs.
-
-        With `KEYS` for `job` it is the right to change the keys of the namespace; no job is made for it.
-        Time is the index's own (boot clock, database clock), never the caller's wall clock (I4).
-        """
-        ...
-
-    def renew_lease(self, lease: Lease) -> None:
-        """Extend by its ttl, or LeaseLost when it was released or taken over."""
-        ...
-
-    def release_lease(self, lease: Lease) -> None:
-        """Give it back; a lost one is ignored, because its job belongs to somebody else now."""
-        ...
-
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None: ...
-
-    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
-        """Events with an ID above `after`, and below `before`: the first `limit` or, with `newest`, the last; in order.
-
-        IDs grow; an event is visible when its change is.
-        """
-        ...
-
-    def wait_for_event(self, after: int, timeout_s: float) -> bool:
-        """Whether there is an event above `after`, by any process; waits for one until `timeout_s` is over."""
-        ...
-
-    def audit(self, until: int | None = None) -> EventChain:
-        """Read the log from its beginning to event `until`, or its end, and prove that each entry follows."""
-        ...
 
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
         """(row, checkpoint, manifest) of every checkpoint above row `after`, for gc and verify. Bounded memory."""
@@ -309,5 +212,3 @@ class Index(Protocol):
     def integrity_problems(self) -> Problems:
         """What the index finds wrong with itself (SQLite's integrity check, counters, event chain); [] when well."""
         ...
-
-    def close(self) -> None: ...

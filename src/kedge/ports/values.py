@@ -23,6 +23,7 @@ Problems = list[str]
 Outcomes = list[Checkpoint | BaseException]
 Digests = list[bytes]
 References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
+Stored = tuple[Checkpoint, bytes]  # with its manifest; over HTTP, with nothing until its state is asked for
 
 FORMAT_VERSION = 1  # of every store, plain or encrypted (I8)
 

@@ -11,6 +11,7 @@ from kedge import codec
 from kedge.chunks import Entry, Reader, Staged, StoredStream, Target, allocate
 from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint
+from kedge.ports import Selection
 
 from . import Store, Stored
 from .manifest import Manifest, Span, parse_manifest, root_of
@@ -213,7 +214,7 @@ class Loading(Store, Protocol):
 
     def earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
         """Outlines of the job's newest checkpoints, each with a way to open its lazy buffers."""
-        for checkpoint in reversed(self.list(job, limit=_RECALLED_STATES)):
+        for checkpoint in reversed(self.list(job, Selection(limit=_RECALLED_STATES))):
             try:
                 checkpoint, packed = self.read(checkpoint.id)
                 manifest = self.open(checkpoint, packed)

@@ -16,28 +16,10 @@ from typing import TYPE_CHECKING
 from kedge.blobs.shelter import Turns
 from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
-from kedge.chunks import (
-    INLINE_BYTES,
-    WORKERS,
-)
+from kedge.chunks import INLINE_BYTES, WORKERS
 from kedge.errors import Corrupted
-from kedge.model import (
-    Checkpoint,
-    CheckpointLevel,
-    CheckpointStatus,
-    EventChain,
-    Job,
-    Lease,
-)
-from kedge.ports import (
-    Blobs,
-    CheckpointIds,
-    Checkpoints,
-    Events,
-    Index,
-    Jobs,
-    digest_of,
-)
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+from kedge.ports import ALL, Blobs, CheckpointIds, Checkpoints, Events, Index, Jobs, Selection, digest_of
 
 from . import Store, Stored, not_over_http
 from .adoption import Exported, Moved, ReadChunks, adopt, export
@@ -129,30 +111,11 @@ class LocalStore(Saving):
     def find_next(self, job: str, after: int, limit: int) -> dict[str, Stored]:
         return self.index.find_next(job, after, limit)
 
-    def list(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, str] | None = None,
-        metadata: Mapping[str, object] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Checkpoints:
-        return self.index.list(job, level=level, tags=tags, metadata=metadata, limit=limit, before=before, after=after)
+    def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
+        return self.index.list(job, wanted)
 
-    def list_stored(
-        self,
-        job: str,
-        *,
-        level: CheckpointLevel | None = None,
-        tags: Mapping[str, Sequence[str]] | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        after: int | None = None,
-    ) -> Sequence[Stored]:
-        return self.index.list_stored(job, level=level, tags=tags, limit=limit, before=before, after=after)
+    def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[Stored]:
+        return self.index.list_stored(job, wanted)
 
     def job(self, name: str) -> Job | None:
         return self.index.job(name)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kedge import codec
 from kedge.errors import Corrupted, NotFound, Validation
-from kedge.model import (
-    Checkpoint,
-    CheckpointLevel,
-    CheckpointStatus,
-    parse_choice,
-    parse_limit,
-    parse_name,
-    parse_tags,
-)
-from kedge.ports import Checkpoints, Jobs
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, parse_choice, parse_limit, parse_name
+from kedge.ports import Checkpoints, Jobs, Selection, are_texts, pages, wanted_tags
 
 from . import Store, Stored
 from .reference import resolve
@@ -60,15 +52,7 @@ class ReadingManager:
         `limit` keeps the newest ones; page backwards with `before=` the first of the last page (its ID or seq).
         `metadata` filters by JSON paths, such as {"model.name": "small"}.
         """
-        return self.store.list(
-            parse_name("job", job_id),
-            level=None if level is None else parse_choice(CheckpointLevel, level),
-            tags=parse_tags(tags) or None,
-            metadata=_parse_filter(metadata),
-            limit=parse_limit(limit),
-            before=self._seq_of(job_id, before),
-            after=self._seq_of(job_id, after),
-        )
+        return self.store.list(job_id, self._selection(job_id, level, tags, metadata, limit, before, after))
 
     def walk(
         self,
@@ -84,11 +68,30 @@ class ReadingManager:
 
         Reads page by page: includes what is saved meanwhile, and omits what is deleted before its page is read.
         """
-        first, last = self._seq_of(job_id, after) or 0, self._seq_of(job_id, before)
-        wanted: dict[str, Any] = {"level": level, "tags": tags, "metadata": metadata, "before": last}
-        while page := self.list(job_id, **wanted, after=first, limit=_PAGE):
+        wanted = self._selection(job_id, level, tags, metadata, None, before, after)
+        for page in pages(self.store.list, job_id, _PAGE, wanted):
             yield from page
-            first = page[-1].seq
+
+    def _selection(
+        self,
+        job_id: str,
+        level: CheckpointLevel | str | None,
+        tags: Mapping[str, str] | None,
+        metadata: Mapping[str, object] | None,
+        limit: int | None,
+        before: str | int | None,
+        after: str | int | None,
+    ) -> Selection:
+        """What `list` was asked for, every part parsed: raises before anything is listed."""
+        parse_name("job", job_id)
+        return Selection(
+            level=None if level is None else parse_choice(CheckpointLevel, level),
+            tags=wanted_tags(tags),
+            metadata={} if metadata is None else metadata,
+            limit=limit,
+            before=self._in_job(job_id, before).seq if isinstance(before, str) else before,
+            after=self._in_job(job_id, after).seq if isinstance(after, str) else after,
+        )
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """The checkpoint without its state; NotFound if there is none."""
@@ -156,7 +159,7 @@ class ReadingManager:
             found = self.store.latest(parse_name("job", job_id), wanted)
             if found is None:
                 # All of them in one read: what was saved since `latest` looked is not damaged, but found next time.
-                history = self.store.list(job_id, level=wanted)
+                history = self.store.list(job_id, Selection(level=wanted))
                 if not history:
                     return None
                 if all(checkpoint.status is CheckpointStatus.CORRUPTED for checkpoint in history):
@@ -174,7 +177,7 @@ class ReadingManager:
                 # deleted while it was loaded: another one is the newest now
 
     def _warn_of_newer(self, found: Checkpoint, level: CheckpointLevel | None) -> None:
-        newer = self.store.list(found.job, level=level, limit=1, after=found.seq)
+        newer = self.store.list(found.job, Selection(level=level, limit=1, after=found.seq))
         if newer and newer[0].status is CheckpointStatus.CORRUPTED:
             text = f"checkpoint {newer[0].id}, newer than {found.id} of job {found.job}, is damaged and passed over"
             warnings.warn(text, stacklevel=3)
@@ -227,7 +230,7 @@ class ReadingManager:
         """Load the state of a checkpoint that was read from the store before."""
         self._check_open()
         patterns = [only] if isinstance(only, str) else only
-        if patterns is not None and (not patterns or not _are_texts(patterns)):
+        if patterns is not None and (not patterns or not are_texts(patterns)):
             raise Validation(f"only={only!r}", hint='use paths, with * where any name fits: "model/*"')
         if into is not None and (patterns is not None or mapped or device is not None):
             raise Validation("into= excludes only=, mapped= and device=", hint="give a smaller state to into= instead")
@@ -256,20 +259,3 @@ class ReadingManager:
                 hint=f"it belongs to job {checkpoint.job}",
             )
         return checkpoint
-
-    def _seq_of(self, job_id: str, where: str | int | None) -> int | None:
-        if isinstance(where, str):
-            return self._in_job(job_id, where).seq
-        if where is not None and type(where) is not int:
-            raise Validation(f"{where!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
-        return where
-
-
-def _parse_filter(metadata: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    if metadata is not None and (not isinstance(metadata, Mapping) or not _are_texts(metadata)):
-        raise Validation(f"metadata={metadata!r}", hint='use paths and values: {"model.name": "small"}')
-    return metadata
-
-
-def _are_texts(values: object) -> bool:
-    return isinstance(values, Iterable) and all(isinstance(value, str) for value in values)

@@ -10,6 +10,7 @@ import re
 
 from kedge.errors import Corrupted, InvalidName, NotFound
 from kedge.model import Checkpoint, parse_name
+from kedge.ports import Selection
 
 from . import Store
 
@@ -37,7 +38,7 @@ def _by_name(store: Store, name: str) -> Checkpoint:
         pass
     if (latest := store.latest(name)) is not None:
         return latest[0]
-    if damaged := store.list(name, limit=1):
+    if damaged := store.list(name, Selection(limit=1)):
         raise Corrupted(
             f"every checkpoint of job {name} is marked as damaged, such as {damaged[0].id}",
             hint="run kedge check; put lost files back, or load one by its ID to see what is wrong",
@@ -49,7 +50,7 @@ def _by_name(store: Store, name: str) -> Checkpoint:
 
 
 def _by_number(store: Store, job: str, seq: int) -> Checkpoint:
-    near = store.list(job, limit=1, before=seq + 1)
+    near = store.list(job, Selection(limit=1, before=seq + 1))
     if not near or near[0].seq != seq:
         raise NotFound(f"job {job} has no checkpoint #{seq}", hint=f"kedge list {job} shows what it has")
     return near[0]
@@ -58,7 +59,7 @@ def _by_number(store: Store, job: str, seq: int) -> Checkpoint:
 def _earlier(store: Store, checkpoint: Checkpoint, back: int) -> Checkpoint:
     if not back:
         return checkpoint
-    earlier = store.list(checkpoint.job, limit=back, before=checkpoint.seq)
+    earlier = store.list(checkpoint.job, Selection(limit=back, before=checkpoint.seq))
     if len(earlier) < back:
         count = "only 1 checkpoint" if len(earlier) == 1 else f"only {len(earlier)} checkpoints"
         raise NotFound(

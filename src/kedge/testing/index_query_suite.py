@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import CheckpointError, NotFound
+from kedge.errors import CheckpointError, NotFound, Validation
 from kedge.model import CheckpointLevel, CheckpointStatus
-from kedge.ports import ChunksGone, Index
+from kedge.ports import ChunksGone, Index, Selection
 
 from .index_fixtures import IndexFixtures, chunk, record, save, with_chunks
 
@@ -61,7 +61,7 @@ class IndexQuerySuite(IndexFixtures):
         index.delete([index.list("job")[4].id], actor="t")  # number 5
 
         def numbers(**window: Any) -> list[int]:
-            return [c.seq for c in index.list("job", **window)]
+            return [c.seq for c in index.list("job", Selection(**window))]
 
         assert numbers() == [1, 2, 3, 4, 6, 7, 8, 9, 10]
         assert numbers(limit=3) == [8, 9, 10]
@@ -71,7 +71,9 @@ class IndexQuerySuite(IndexFixtures):
         assert numbers(limit=3, after=3) == [4, 6, 7]
         assert numbers(after=0, limit=1) == [1]
         assert numbers(after=3, before=7) == [4, 6]
-        assert numbers(limit=0) == []
+        for limit in (0, -1):
+            with pytest.raises(Validation):
+                numbers(limit=limit)
         assert numbers(before=1) == numbers(after=10) == []
 
     def test_list_filters_by_level_and_tags(self, index: Index) -> None:
@@ -85,15 +87,15 @@ class IndexQuerySuite(IndexFixtures):
         save(index, record("another", tags={"k": "a"}))
 
         def numbers(**filters: Any) -> list[int]:
-            return [c.seq for c in index.list("job", **filters)]
+            return [c.seq for c in index.list("job", Selection(**filters))]
 
         assert numbers(level=CheckpointLevel.STAGE) == [2]
-        assert numbers(tags={"k": "a"}) == [1, 2]
-        assert numbers(tags={"k": "a"}, limit=1) == [2]
-        assert numbers(tags={"k": "a"}, after=1) == [2]
-        assert numbers(tags={"k": "a", "l": "x"}) == [1]
-        assert numbers(tags={"k": "a"}, level=CheckpointLevel.STEP) == [1]
-        assert numbers(tags={"k' OR 1=1 --": "a"}) == []
+        assert numbers(tags={"k": ["a"]}) == [1, 2]
+        assert numbers(tags={"k": ["a"]}, limit=1) == [2]
+        assert numbers(tags={"k": ["a"]}, after=1) == [2]
+        assert numbers(tags={"k": ["a"], "l": ["x"]}) == [1]
+        assert numbers(tags={"k": ["a"]}, level=CheckpointLevel.STEP) == [1]
+        assert numbers(tags={"k' OR 1=1 --": ["a"]}) == []
 
     def test_list_stored_is_list_with_manifests_and_any_of_several_tags(self, index: Index, tenant: Index) -> None:
         assert index.list_stored("job") == []
@@ -103,7 +105,7 @@ class IndexQuerySuite(IndexFixtures):
         assert index.list_stored("job") == [index.read(checkpoint.id) for checkpoint in saved]
 
         def numbers(**window: Any) -> list[int]:
-            return [checkpoint.seq for checkpoint, _ in index.list_stored("job", **window)]
+            return [checkpoint.seq for checkpoint, _ in index.list_stored("job", Selection(**window))]
 
         assert numbers(limit=3, before=8) == [5, 6, 7]
         assert numbers(limit=3, after=3) == [4, 5, 6]
@@ -120,7 +122,7 @@ class IndexQuerySuite(IndexFixtures):
         save(index, *(record(metadata_json=text) for text in texts))
 
         def numbers(**metadata: object) -> list[int]:
-            return [c.seq for c in index.list("job", metadata=metadata)]
+            return [c.seq for c in index.list("job", Selection(metadata=metadata))]
 
         assert numbers(v=1) == [1]
         assert numbers(v=True) == [2]
@@ -129,7 +131,7 @@ class IndexQuerySuite(IndexFixtures):
         assert numbers(v=2.5) == [7]
         assert numbers(**{"m.é b": "x"}) == [6]
         assert numbers(**{"m.none": "x"}) == numbers(**{"v.deeper": 1}) == []
-        assert len(index.list("job", metadata={})) == 7
+        assert len(index.list("job", Selection(metadata={}))) == 7
 
     def test_hostile_filters_find_nothing_or_are_refused(self, index: Index) -> None:
         save(index, record(metadata_json='{"v":1}'))
@@ -137,7 +139,7 @@ class IndexQuerySuite(IndexFixtures):
         values: list[object] = [1, 2**70, "x' OR '1'='1", "\ud800", [1]]
         for path, value in itertools.product(paths, values):
             try:
-                assert index.list("job", metadata={path: value}) == []
+                assert index.list("job", Selection(metadata={path: value})) == []
             except CheckpointError:
                 pass
 

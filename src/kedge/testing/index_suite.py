@@ -13,7 +13,7 @@ import pytest
 
 from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, digest_of
+from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, Selection, digest_of
 
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, record, references, save, with_chunks
@@ -181,10 +181,10 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
     def test_bounds_outside_the_job_stay_inside_it(self, index: Index) -> None:
         for job in ("a", "b", "c"):
             save(index, record(job))
-        assert [c.job for c in index.list("b", before=1 << 40)] == ["b"]
-        assert [c.job for c in index.list("b", after=-(1 << 40))] == ["b"]
-        assert index.list("b", after=1 << 40) == []
-        assert index.list("b", before=-(1 << 40)) == []
+        assert [c.job for c in index.list("b", Selection(before=1 << 40))] == ["b"]
+        assert [c.job for c in index.list("b", Selection(after=-(1 << 40)))] == ["b"]
+        assert index.list("b", Selection(after=1 << 40)) == []
+        assert index.list("b", Selection(before=-(1 << 40))) == []
 
     def test_reused_chunks_must_exist(self, index: Index) -> None:
         here, gone = chunk("here"), chunk("gone")
@@ -277,7 +277,7 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
         a, b = save(index, record(tags={"k": "v"}), record())
         assert index.delete([a.id, "nothing_1_0", a.id], actor="t") == [a.id]
         assert [c.id for c in index.list("job")] == [b.id]
-        assert index.list("job", tags={"k": "v"}) == []
+        assert index.list("job", Selection(tags={"k": ["v"]})) == []
         assert index.delete([a.id], actor="t") == index.delete([], actor="t") == []
 
     def test_a_pinned_one_stops_the_whole_deletion(self, index: Index) -> None:
@@ -291,8 +291,8 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
         saved = save(index, record(tags={"a": "1", "b": "2"}))[0]
         changed = index.update(saved.id, actor="t", tags={"a": None, "b": "3", "c": "4"}, is_pinned=True)
         assert changed == replace(saved, tags={"b": "3", "c": "4"}, is_pinned=True) == index.get(saved.id)
-        assert index.list("job", tags={"a": "1"}) == index.list("job", tags={"b": "2"}) == []
-        assert [c.id for c in index.list("job", tags={"b": "3", "c": "4"})] == [saved.id]
+        assert index.list("job", Selection(tags={"a": ["1"]})) == index.list("job", Selection(tags={"b": ["2"]})) == []
+        assert [c.id for c in index.list("job", Selection(tags={"b": ["3"], "c": ["4"]}))] == [saved.id]
         assert index.update(saved.id, actor="t", status=CheckpointStatus.VALID).status == "valid"
         assert not index.update(saved.id, actor="t", is_pinned=False).is_pinned
         with pytest.raises(NotFound):

@@ -15,7 +15,7 @@ import kedge
 from kedge.care.retention import RetentionPolicy, execute, format_duration, parse_duration, plan
 from kedge.errors import NotFound, Validation
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from kedge.ports import Index, NewCheckpoint
+from kedge.ports import Index, NewCheckpoint, Selection
 
 MINUTE = 60
 HOUR = 3600
@@ -339,7 +339,7 @@ def test_what_changed_since_the_plan_is_respected(index: Index) -> None:
     index.update(saved[2].id, tags={"keep": "yes"}, actor="test")
     index.delete([saved[3].id], actor="test")
     fill(index, [Row()])  # row 5 is not the last any more, and yet was not planned to go
-    late = index.list("job", limit=1)[0]
+    late = index.list("job", Selection(limit=1))[0]
     done = execute(index, made, actor="test")
     assert _numbers([c.id for c in done.delete]) == [4]
     assert done.frees_bytes == 10

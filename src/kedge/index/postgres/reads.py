@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from kedge.errors import StorageError
 from kedge.index.event_chain import prove_chain
-from kedge.index.metadata_filter import parse_filter
 from kedge.index.reads import Conditions, SqlReads
 from kedge.index.rows import Row
 from kedge.model import EventChain
-from kedge.ports import Problems
+from kedge.ports import Problems, Selection
 
 from .dialect import for_postgres
 from .server import Array, Server
@@ -61,10 +60,10 @@ class PostgresReads(SqlReads):
     def _among(self, column: str, values: Sequence[str] | Sequence[bytes]) -> tuple[str, Sequence[object]]:
         return f"{column} = ANY(?)", [Array("bytea" if column == "digest" else "text", values)]
 
-    def _metadata_filter(self, metadata: Mapping[str, object]) -> Conditions:
+    def _metadata_filter(self, wanted: Selection) -> Conditions:
         conditions: list[str] = []
         parameters: list[object] = []
-        for names, value in parse_filter(metadata):
+        for names, value in wanted.metadata_paths():
             kind = "null" if value is None else "boolean" if isinstance(value, bool) else "number"
             kind = "string" if isinstance(value, str) else kind
             found = "metadata::json #>> ?::text[]"

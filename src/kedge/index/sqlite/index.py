@@ -13,7 +13,6 @@ from functools import partial
 
 from kedge.errors import Corrupted, NoSpace, Validation
 from kedge.index.group_commit import Save, one_by_one
-from kedge.index.metadata_filter import parse_filter
 from kedge.index.reads import Conditions, SqlReads
 from kedge.index.rows import Row
 from kedge.model import Checkpoint, CheckpointStatus, EventChain, Lease
@@ -29,7 +28,9 @@ from kedge.ports import (
     RecordPlace,
     References,
     Seen,
+    Selection,
 )
+from kedge.ports.selection import PATH_HINT
 
 from .closed_mark import has_event, newest_event
 from .database import translated
@@ -54,15 +55,13 @@ class SqliteIndex(SqliteFile, SqlReads):
     def _among(self, column: str, values: Sequence[str] | Sequence[bytes]) -> tuple[str, Sequence[object]]:
         return f"{column} IN ({','.join('?' * len(values))})", values
 
-    def _metadata_filter(self, metadata: Mapping[str, object]) -> Conditions:
+    def _metadata_filter(self, wanted: Selection) -> Conditions:
         conditions: list[str] = []
         parameters: list[object] = []
-        for names, value in parse_filter(metadata):
+        for names, value in wanted.metadata_paths():
             path = "$" + "".join(f'."{name}"' for name in names)
             if any('"' in name or "\0" in name for name in names):
-                raise Validation(
-                    f"{'.'.join(names)!r} is not a metadata path", hint='use names joined by dots, such as "model.name"'
-                )
+                raise Validation(f"{'.'.join(names)!r} is not a metadata path", hint=PATH_HINT)
             if value is None or isinstance(value, bool):
                 conditions.append("json_type(metadata, ?) = ?")
                 parameters += [path, "null" if value is None else str(value).lower()]

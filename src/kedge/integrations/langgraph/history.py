@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from langchain_core.runnables import RunnableConfig
@@ -13,6 +13,7 @@ from langgraph.checkpoint.base import get_checkpoint_id
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
+from kedge.ports import Selection
 from kedge.store.request import request_of
 
 from . import names
@@ -52,10 +53,10 @@ def read_pages(
     """The checkpoints that `walk` finds with these arguments, in pages of at most `most`."""
     size = min(most or _PAGE, _PAGE)
     if checkpoint_id is None and before is None and not filterable(filter):
-        below: int | None = None
-        while page := manager.store.list_stored(job, level=CheckpointLevel.STEP, limit=size, before=below):
+        wanted = Selection(level=CheckpointLevel.STEP, limit=size)
+        while page := manager.store.list_stored(job, wanted):
             yield _with_writes(manager, job, page[::-1])
-            below = page[0][0].seq
+            wanted = replace(wanted, before=page[0][0].seq)
         return
     checkpoints = walk(manager, job, checkpoint_id, filter, before, most)
     while rows := [*islice(checkpoints, size)]:
@@ -65,7 +66,7 @@ def read_pages(
 
 def _with_writes(manager: CheckpointManager, job: str, page: Sequence[Stored]) -> list[Reading]:
     writes: dict[str, list[Stored]] = {names.plain_id(stored[0].id): [] for stored in page}
-    for stored in manager.store.list_stored(job, tags={"of": [*writes]}) if writes else ():
+    for stored in manager.store.list_stored(job, Selection(tags={"of": [*writes]})) if writes else ():
         writes[stored[0].tags["of"]].append(stored)
     return [Reading(stored, writes[names.plain_id(stored[0].id)]) for stored in page]
 

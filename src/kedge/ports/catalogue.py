@@ -1,0 +1,104 @@
+"""What an index and a store answer alike: which jobs and checkpoints there are, and who may write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+
+from .selection import ALL, Selection
+from .values import CheckpointIds, Checkpoints, Events, Jobs, Stored
+
+
+class Catalogue(Protocol):
+    """The checkpoints of one namespace: finding them, and changing what may change. Raises only `errors.*`."""
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        """The checkpoint, or NotFound."""
+        ...
+
+    def read(self, checkpoint_id: str) -> Stored:
+        """The checkpoint and the way to its state, or NotFound."""
+        ...
+
+    def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
+        """The checkpoint with the highest sequence number that is not corrupted, and the way to its state (I4)."""
+        ...
+
+    def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
+        """What was saved under these idempotency keys; unknown ones are left out. Any number."""
+        ...
+
+    def find_next(self, job: str, after: int, limit: int) -> dict[str, Stored]:
+        """As `find`, of those among the `limit` sequence numbers above `after` that were saved under a key."""
+        ...
+
+    def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
+        """Checkpoints of a job, oldest first; [] for an unknown job. Manifests are not read.
+
+        Paths and values of metadata are bound, never spliced.
+        """
+        ...
+
+    def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[Stored]:
+        """As `list`, each with the way to its state."""
+        ...
+
+    def job(self, name: str) -> Job | None: ...
+
+    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
+        """Jobs by name, from `after` (exclusive) on."""
+        ...
+
+    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
+        """Remove these checkpoints; answers those that existed. A pinned one is a Conflict."""
+        ...
+
+    def update(
+        self,
+        checkpoint_id: str,
+        *,
+        actor: str,
+        is_pinned: bool | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        status: CheckpointStatus | None = None,
+    ) -> Checkpoint:
+        """Change what may change. Tags are merged; a value of None removes the tag."""
+        ...
+
+    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
+        """The policy to apply after saves of this job. Creates the job row if there is none."""
+        ...
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        """A new lease with a higher token than any before, or LeaseHeld while another one runs (I5).
+
+        Time is the index's own (boot clock, database clock), never the caller's wall clock (I4).
+        """
+        ...
+
+    def renew_lease(self, lease: Lease) -> None:
+        """Extend by its ttl, or LeaseLost when it was released or taken over."""
+        ...
+
+    def release_lease(self, lease: Lease) -> None:
+        """Give it back; a lost one is ignored, because its job belongs to somebody else now."""
+        ...
+
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
+        """Events with an ID above `after`, and below `before`: the first `limit` or, with `newest`, the last; in order.
+
+        IDs grow; an event is visible when its change is.
+        """
+        ...
+
+    def wait_for_event(self, after: int, timeout_s: float) -> bool:
+        """Whether there is an event above `after`, by any process; waits for one until `timeout_s` is over."""
+        ...
+
+    def audit(self, until: int | None = None) -> EventChain:
+        """Read the log from its beginning to event `until`, or its end, and prove that each entry follows."""
+        ...
+
+    def close(self) -> None: ...

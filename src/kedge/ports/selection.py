@@ -1,0 +1,86 @@
+"""Which checkpoints of a job somebody asks for: parsed once, and handed down to the index as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kedge.errors import Validation
+from kedge.model import Checkpoint, CheckpointLevel, parse_limit, parse_tags
+
+PATH_HINT = 'use names joined by dots, such as "model.name"'
+
+
+def are_texts(values: object) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(value, str) for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The checkpoints of a job for which all of this holds; with `limit`, the newest of them, or the oldest above
+    `after`. Whatever is chosen comes oldest first."""
+
+    level: CheckpointLevel | None = None
+    tags: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for each name the values wanted, at most 500
+    metadata: Mapping[str, object] = field(default_factory=dict)  # JSON paths ("loss", "model.name") and their values
+    limit: int | None = None
+    before: int | None = None  # sequence numbers, both exclusive
+    after: int | None = None
+
+    def __post_init__(self) -> None:
+        parse_limit(self.limit)
+        for place in (self.before, self.after):
+            if place is not None and type(place) is not int:
+                raise Validation(f"{place!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
+        if not isinstance(self.metadata, Mapping) or not are_texts(self.metadata):
+            raise Validation(f"metadata={self.metadata!r}", hint='use paths and values: {"model.name": "small"}')
+        for path, value in self.metadata.items():
+            if not all(path.split(".")):
+                raise Validation(f"{path!r} is not a metadata path", hint=PATH_HINT)
+            if value is not None and not isinstance(value, str | int | float):
+                raise Validation(
+                    f"metadata can't be filtered by a {type(value).__name__}",
+                    hint="use text, numbers, booleans or None",
+                )
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether `limit` counts from the oldest on."""
+        return self.after is not None or self.limit is None
+
+    def metadata_paths(self) -> Iterator[tuple[list[str], object]]:
+        """(names on the path, value) of each condition on metadata."""
+        return ((path.split("."), value) for path, value in self.metadata.items())
+
+    def matches(self, metadata: Mapping[str, object]) -> bool:
+        """Whether each path leads to a value of the same type, numbers being one type, that is equal."""
+        return all(_is_at(metadata, names, value) for names, value in self.metadata_paths())
+
+
+ALL = Selection()
+
+
+def wanted_tags(tags: Mapping[str, str] | None) -> Mapping[str, Sequence[str]]:
+    """The tags of a selection that have one value each, as users give them."""
+    return {name: (value,) for name, value in parse_tags(tags).items()}
+
+
+def pages(
+    read: Callable[[str, Selection], Sequence[Checkpoint]], job: str, size: int, wanted: Selection = ALL
+) -> Iterator[Sequence[Checkpoint]]:
+    """What is wanted, oldest first, `size` at once: what is saved meanwhile comes too."""
+    while page := read(job, replace(wanted, after=wanted.after or 0, limit=size)):
+        yield page
+        wanted = replace(wanted, after=page[-1].seq)
+
+
+def _is_at(found: object, path: Sequence[str], wanted: object) -> bool:
+    for name in path:
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    if wanted is None or isinstance(wanted, bool):
+        return found is wanted
+    if isinstance(found, bool) or isinstance(found, str) != isinstance(wanted, str):
+        return False
+    return found == wanted
