@@ -47,14 +47,19 @@ class Cluster:
         self._run("pg_ctl", "-D", str(self._data), "-w", "-m", "immediate", "stop")
 
     def crash(self) -> None:
-        """SIGQUIT to one backend: the server drops everybody at once, and recovers."""
+        """SIGQUIT to one backend: the server drops everybody at once, and has recovered when this returns."""
+        writer = self._wal_writer()
+        if writer is not None:
+            with suppress(ProcessLookupError):  # it is crashing already
+                os.kill(writer, signal.SIGQUIT)
+        wait_for(lambda: self._wal_writer() not in (None, writer), "the server does not recover")
+
+    def _wal_writer(self) -> int | None:
+        """It is the server's from when that has recovered until it crashes."""
         pid = int((self._data / "postmaster.pid").read_text().split()[0])
         children = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True)
-        for line in children.stdout.splitlines():
-            number, _, args = line.strip().partition(" ")
-            if "walwriter" in args:
-                with suppress(ProcessLookupError):  # it is crashing already
-                    os.kill(int(number), signal.SIGQUIT)
+        lines = [line.strip().partition(" ") for line in children.stdout.splitlines()]
+        return next((int(number) for number, _, args in lines if "walwriter" in args), None)
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.folder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -556,7 +557,7 @@ def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactor
         yield f"postgresql://postgres@/postgres?host={folder}&port={port}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def test_pgbouncer_may_share_connections(bouncer: str) -> None:
@@ -589,11 +590,11 @@ def test_gc_on_one_machine_beside_savers_on_others(url: str) -> None:
 
     def work(store: kedge.CheckpointManager, job: str) -> None:
         try:
-            n = 0
-            while not stop.is_set():
-                n += 1
+            for n in itertools.count():
                 store.save(job, "step", {"n": n, "a": shared[n % 4], "b": shared[(n + 1) % 4]})
                 store.cleanup(job, keep_last=1)
+                if stop.is_set():
+                    return
         except BaseException as error:
             failures.append(error)
 
