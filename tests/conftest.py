@@ -76,8 +76,13 @@ def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a store does some seconds later would fall into slow tests. Those about it say when."""
+    """What a store does some seconds later would fall into slow tests. Those about it say when.
+
+    What it does when it is closed, for a moment, it does to the end.
+    """
     monkeypatch.setattr("kedge.store.backlog.AFTER_S", 120.0)
+    monkeypatch.setattr("kedge.store.backlog.CLOSING_S", 120.0)
+    monkeypatch.setattr("kedge.care.upkeep.FINISH_WITHIN_S", 120.0)
     if "kedge.llm.bills" in sys.modules:
         monkeypatch.setattr("kedge.llm.bills.WRITE_EVERY_S", 120.0)
 

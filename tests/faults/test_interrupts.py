@@ -42,7 +42,7 @@ def _save_async(store: Store) -> None:
 
 
 def _lease(store: Store) -> None:
-    with store.lease("leased", ttl_s=0.3) as lease:
+    with store.lease("leased", ttl_s=0.3) as lease:  # lease: nobody else wants it before it ends
         store.save("leased", "step", 1, lease=lease)
 
 

@@ -120,7 +120,7 @@ class Work:
 
     def hold(self) -> None:
         try:
-            with self.store.lease("leased", ttl_s=0.3) as lease:
+            with self.store.lease("leased", ttl_s=0.3) as lease:  # lease: nobody else wants it before it ends
                 n = next(self.numbers)
                 saved = self.store.save("leased", "step", self.state(n, 0), lease=lease)
                 self.acknowledged[saved] = "leased", n
@@ -236,7 +236,7 @@ def _check(store: kedge.CheckpointManager, work: Work) -> None:
 
     def is_free() -> bool:
         try:
-            with store.lease("leased", ttl_s=0.3):
+            with store.lease("leased", ttl_s=0.3):  # lease: who was interrupted may have left one that ends
                 return True
         except kedge.LeaseHeld:
             return False

@@ -48,9 +48,18 @@ RULES = {
         "wait for 60 s, or say with `# limit: …` why it makes no difference whether it is reached",
         between=(0.001, 19.9),
     ),
+    # Whoever stands still for so long has lost it, and somebody else goes on.
+    "lease": Rule(
+        re.compile(_number(r"\b(?:lease_s|ttl_s)=")),
+        "waiting.py",
+        "take it for 60 s; to end it, break it; or say with `# lease: …` why it makes no difference whether it ends",
+        between=(0.001, 19.9),
+    ),
     # httpx waits for five seconds, unless it is told otherwise.
     "answer": Rule(
-        re.compile(r"\bhttpx\.(?:get|post|put|patch|delete|head|request|stream|Client)\((?!$)(?!.*timeout=)"),
+        re.compile(
+            r"\bhttpx2?\.(?:get|post|put|patch|delete|head|request|stream|(?:Async)?Client)\((?!$)(?!.*timeout=)"
+        ),
         "waiting.py",
         "say timeout=60, or with `# answer: …` why not",
     ),
@@ -118,6 +127,9 @@ def test_no_test_breaks_a_rule(rule: str) -> None:
         ("sleep", "page.wait_for_timeout(300)"),
         ("sleep", "threading.Event().wait(0.1)"),
         ("length", "time.sleep(0.2)  # sleep: the work"),
+        ("lease", 'with store.lease("job", ttl_s=0.5):'),
+        ("lease", "Worker(store, lease_s=1)"),
+        ("answer", "with httpx2.Client() as client:"),
         ("limit", "process.communicate(timeout=5)"),
         ("limit", "assert done.wait(0.5)"),
         ("limit", "subprocess.run(command, timeout=10, check=True)"),

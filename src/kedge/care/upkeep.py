@@ -22,7 +22,7 @@ from .review import Verdict, carry_out
 
 PAGE_ROWS = 100
 _READ_POLICY_EVERY = 16  # saves: another process may have set it
-_FINISH_WITHIN_S = 2.0
+FINISH_WITHIN_S = 2.0
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Upkeep:
     @sheltered
     def finish(self) -> None:
         """Go on with what has begun, for a moment: for processes that save little and end."""
-        until_s = time.monotonic() + _FINISH_WITHIN_S
+        until_s = time.monotonic() + FINISH_WITHIN_S
         with self._lock:
             for job in self._jobs.values():
                 while job.walk is not None and time.monotonic() < until_s:

@@ -31,7 +31,7 @@ AFTER_S = 5.0
 _PAUSES = 15  # for each second of copying behind the backs of savers: under load it may not keep up, and need not
 _AT_ONCE = 512  # rows read at once: 32 MiB at most, if all are small
 _RECORD_BYTES = 4 << 20  # of manifests in one record
-_CLOSING_S = 2.0  # what a close may spend; gc does the rest
+CLOSING_S = 2.0  # what a close may spend; gc does the rest
 
 
 class Backlog:
@@ -71,7 +71,7 @@ class Backlog:
             timer.cancel()
         if timer is not None or self._is_noted:
             with suppress(CheckpointError):  # whoever comes next, or gc, copies it
-                self.copy(_CLOSING_S)
+                self.copy(CLOSING_S)
 
     def copy(self, limit_s: float | None = None) -> int:
         """Copy all that is in the index alone, or as much as `limit_s` allows; answers how many saves that were."""

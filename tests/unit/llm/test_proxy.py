@@ -67,7 +67,7 @@ def test_answers_are_those_of_other_clients(server: ModelServer, tmp_path: Path)
     asked = {"model": "m", "messages": [{"role": "user", "content": "same"}]}
     with kedge.llm.http_client(store=tmp_path / "store") as client:
         first = client.post(f"{server.url}/v1/chat/completions", json=asked).json()
-    with proxy(server, tmp_path / "store", "replay") as running, httpx2.Client() as plain:
+    with proxy(server, tmp_path / "store", "replay") as running, httpx2.Client(timeout=60) as plain:
         again = plain.post(f"{running.url}/openai/v1/chat/completions", json=asked)
         assert again.json() == first
         assert again.headers["x-kedge-cache"] == "hit"
@@ -80,7 +80,7 @@ def test_refusals(server: ModelServer, tmp_path: Path) -> None:
         client = openai.OpenAI(api_key="k", base_url=f"{running.url}/openai/v1")
         with client, pytest.raises(openai.NotFoundError, match="no answer of m is recorded"):
             client.chat.completions.create(model="m", messages=question)
-    with proxy(server, tmp_path / "store", budget=Budget(day=0)) as running, httpx2.Client() as plain:
+    with proxy(server, tmp_path / "store", budget=Budget(day=0)) as running, httpx2.Client(timeout=60) as plain:
         asked = {"model": "gpt-4o-mini", "messages": question}
         refused = plain.post(f"{running.url}/openai/v1/chat/completions", json=asked)
         assert (refused.status_code, refused.json()["error"]["type"]) == (402, "budget_exceeded")
@@ -112,7 +112,7 @@ def test_a_vendor_that_is_not_there(tmp_path: Path) -> None:
     with (
         kedge.llm.http_client(store=tmp_path / "store") as client,
         Proxy(client, vendors={"openai": "http://127.0.0.1:9"}) as running,
-        httpx2.Client() as plain,
+        httpx2.Client(timeout=60) as plain,
     ):
         threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         answer = plain.post(f"{running.url}/openai/v1/chat/completions", json={"model": "m"})
@@ -127,7 +127,7 @@ def test_on_the_command_line(server: ModelServer, tmp_path: Path) -> None:
     try:
         url = process.stdout.readline().partition("/anthropic is ")[0]
         asked = {"model": "m", "messages": [{"role": "user", "content": "from afar"}]}
-        with httpx2.Client() as plain:
+        with httpx2.Client(timeout=60) as plain:
             for _ in range(2):
                 assert plain.post(f"{url}/mine/v1/chat/completions", json=asked).status_code == 200
     finally:

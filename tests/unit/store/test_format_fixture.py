@@ -63,7 +63,7 @@ def test_what_is_said_of_checkpoints(store: kedge.CheckpointManager, place: Path
 def test_keys_and_tokens_are_remembered(store: kedge.CheckpointManager) -> None:
     fourth = store.list("history")[2]
     assert store.save("history", "fourth", 4, level="substep", idempotency_key="key-4") == fourth.id
-    with store.lease("leased", ttl_s=5) as lease:
+    with store.lease("leased", ttl_s=60) as lease:
         assert lease.token == 2
 
 
