@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.page_server import ARGUMENTS, served
+from tests.e2e.seeing import visitor
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -42,8 +43,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, known: dict[str, str]) -> 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(60_000)
+    context = visitor(browser, address, viewport={"width": 1280, "height": 900})
     found = context.new_page()
     problems: list[str] = []
     found.on("pageerror", lambda error: problems.append(str(error)))

@@ -10,6 +10,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.e2e.page_data import fill
 from tests.e2e.page_server import ARGUMENTS, served
+from tests.e2e.seeing import visitor
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 
@@ -21,11 +22,9 @@ def take() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         with served(place) as address:
             for name, scheme in (("", "light"), ("-dark", "dark")):
-                page = browser.new_page(
-                    base_url=address,
-                    viewport={"width": 1180, "height": 760},
-                    color_scheme=scheme,  # type: ignore[arg-type]
-                )
+                page = visitor(
+                    browser, address, viewport={"width": 1180, "height": 760}, color_scheme=scheme
+                ).new_page()
                 views = {
                     "jobs": "/",
                     "history": "/jobs/train-resnet",
@@ -48,8 +47,7 @@ def take() -> None:
                         for label in ("model", "layer1", "weight", "sample"):
                             page.click(f"summary:has-text('{label}')")
                         page.wait_for_selector("svg.histogram")
-                        page.wait_for_selector("img.thumbnail")
-                        page.wait_for_function("document.querySelector('img.thumbnail').complete")
+                        page.locator("img.thumbnail").evaluate("image => image.decode()")
                     if view == "storage":
                         page.wait_for_selector("#garbage :not(:text('…'))")
                     tall = page.evaluate("document.querySelector('footer').getBoundingClientRect().bottom")

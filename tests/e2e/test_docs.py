@@ -16,6 +16,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import click
 import pytest
 
+from tests.e2e.seeing import sees, visitor
 from tests.parts import require
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def address(pages: dict[str, Page]) -> Iterator[str]:
 
 def test_it_reads_well_in_a_browser(pages: dict[str, Page], address: str, browser: Browser) -> None:
     """No page is wider than its window, on a desk and on a telephone, and no line of code is cut off."""
-    context = browser.new_context(base_url=address)
+    context = visitor(browser, address)
     page = context.new_page()
     problems: list[str] = []
     page.on("request", lambda request: problems.append(request.url) if not request.url.startswith(address) else None)
@@ -139,10 +140,10 @@ def test_it_reads_well_in_a_browser(pages: dict[str, Page], address: str, browse
 
 
 def test_search_and_dark_mode(address: str, browser: Browser) -> None:
-    context = browser.new_context(base_url=address, color_scheme="dark")
+    context = visitor(browser, address, color_scheme="dark")
     page = context.new_page()
     page.goto("/")
-    assert page.evaluate("document.body.dataset.mdColorScheme") == "slate"
+    sees(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
     page.keyboard.press("Control+k")
     page.keyboard.type("idempotency")
     page.wait_for_selector("text=Idempotency keys")

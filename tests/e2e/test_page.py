@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import kedge
 from kedge.server.tokens import ACCESS, Tokens
 from tests.e2e.page_data import HOSTILE, RTL, fill_job
 from tests.e2e.page_server import served_here
-from tests.e2e.seeing import counts, has, shows
+from tests.e2e.seeing import counts, has, sees, shows, visitor
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -51,14 +53,14 @@ def test_a_state_unfolds_level_by_level_and_arrays_are_summarised(page: Page, kn
     picture = page.locator("img.thumbnail").last
     picture.wait_for()
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 96
-    assert "adam" not in page.inner_text(".tree")
+    sees(page.locator(".tree").first).not_to_contain_text("adam", use_inner_text=True)
     page.click("summary:has-text('optimizer')")
     page.wait_for_selector("text=adam")
 
 
 def test_two_checkpoints_are_compared_with_texts_side_by_side(page: Page) -> None:
     page.goto("/jobs/weekly-report")
-    assert page.locator("[data-needs='2']").is_disabled()
+    sees(page.locator("[data-needs='2']")).to_be_disabled()
     for box in page.locator("input[name=id]").all():
         box.check()
     page.click("[data-needs='2']")
@@ -72,7 +74,7 @@ def test_pin_tag_branch_and_delete(page: Page, known: dict[str, str]) -> None:
     page.click("button:text-is('Pin')")
     shows(page, ".notice", "Pinned.")
     page.click("button:text-is('Delete…')")
-    assert page.locator("#delete button.danger").is_disabled()
+    sees(page.locator("#delete button.danger")).to_be_disabled()
     page.keyboard.press("Escape")
     page.click("button:text-is('Unpin')")
     shows(page, ".notice", "Unpinned.")
@@ -125,8 +127,8 @@ def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
 
 def test_models_show_money_spent_and_saved_apart(page: Page) -> None:
     page.goto("/models")
-    assert page.locator(".card", has_text="Spent").inner_text().splitlines()[-1] == "on 3 calls"
-    assert page.locator(".card", has_text="Saved").inner_text().splitlines()[-1] == "by 1 answer from the store"
+    sees(page.locator(".card", has_text="Spent")).to_have_text(re.compile("on 3 calls\\s*$"))
+    sees(page.locator(".card", has_text="Saved")).to_have_text(re.compile("by 1 answer from the store\\s*$"))
     page.click("a:has-text('summarise-again')")
     shows(page, ".facts", "saved")
 
@@ -247,24 +249,24 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # skips the menu
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "search"
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    sees(page.locator("#search")).to_be_focused()
+    sees(page.locator("#search")).to_have_css("outline-style", "solid")
     page.goto("/jobs/weekly-report")
     page.locator("input[name=id]").first.focus()
     page.keyboard.press("Space")
     page.keyboard.press("Tab")  # its name
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
-    assert page.inner_text("#chosen") == "#2 and #1 chosen"
+    sees(page.locator("#chosen")).to_have_text("#2 and #1 chosen")
     page.locator("[data-needs='2']").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/compare?*")
     page.goto("/jobs/weekly-report")
     page.locator("button:text-is('Clean up…')").focus()
     page.keyboard.press("Enter")
-    assert page.locator("#cleanup").is_visible()
+    sees(page.locator("#cleanup")).to_be_visible()
     page.keyboard.press("Escape")
-    assert not page.locator("#cleanup").is_visible()
+    sees(page.locator("#cleanup")).to_be_hidden()
 
 
 def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str, str]) -> None:
@@ -284,8 +286,9 @@ def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str,
     page.locator("#rows-newest .commit", has_text="the newest").wait_for(state="attached")
     page.locator(".commit", has_text="seen=yes").wait_for()
     has(page, ".commit", at_least=201)
-    assert page.locator(".commit").nth(151).locator("input").is_checked()
-    assert page.locator(".commit").nth(151).bounding_box() == top
+    sees(page.locator(".commit").nth(151).locator("input")).to_be_checked()
+    # The browser scrolls by what came above when it draws the next time.
+    wait_for(lambda: page.locator(".commit").nth(151).bounding_box() == top, "what is looked at has moved")
     page.goto(f"/checkpoints/{large}")
     page.click("summary:has-text('rows')")
     page.wait_for_selector("text=49,900 more")
@@ -299,8 +302,7 @@ def test_with_tokens_one_signs_in(browser: Browser, tmp_path: Path) -> None:
     with kedge.open(place, namespace=ACCESS) as records:
         _, token = Tokens(records).create("reader", "read", ["default"])
     with served_here(place, None) as where:
-        context = browser.new_context(base_url=where)
-        context.set_default_timeout(60_000)
+        context = visitor(browser, where)
         page = context.new_page()
         page.goto("/jobs/job")
         assert "/login" in page.url

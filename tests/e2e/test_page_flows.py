@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import pytest
 import kedge
 from tests.e2e.page_data import HOSTILE, fill_days
 from tests.e2e.page_server import served_here
-from tests.e2e.seeing import counts, has, shows
+from tests.e2e.seeing import counts, has, sees, shows, visitor
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -43,13 +45,13 @@ def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -
     page.wait_for_selector("#plan >> text=7 checkpoints go")
     page.click("button:text-is('Keep this policy')")
     shows(page, ".notice", "kept with the job")
-    assert page.input_value("#keep_last") == "4"
+    sees(page.locator("#keep_last")).to_have_value("4")
     with kedge.open(known["place"]) as store:
         kept = store.jobs("retained")[0].retention
         assert kept is not None
         assert kedge.RetentionPolicy.from_json(kept) == kedge.RetentionPolicy(keep_last=4, keep_tags=["release"])
     page.goto("/retention")
-    assert "keep last 4, keep tags release" in page.locator("tr", has_text="retained").inner_text()
+    sees(page.locator("tr", has_text="retained")).to_contain_text("keep last 4, keep tags release")
     page.goto("/jobs/retained/retention")
     page.click("button:text-is('Remove the policy')")
     shows(page, "main", "has no policy")
@@ -102,7 +104,7 @@ def test_storage_shows_growth_as_it_happens_and_what_gc_would_free(page: Page, k
     wait_for(shows_a_month, "the oldest checkpoints are not counted")
     has(page, "svg.bars g", at_least=28)
     shows(page, ".legend", "grows")
-    assert page.locator(".card", has_text="Compression").inner_text().splitlines()[1].endswith("×")
+    sees(page.locator(".card", has_text="Compression")).to_have_text(re.compile(r"\d ?×"))
     page.click(".spans >> text=hour")
     shows(page, ".spans [aria-current]", "hour")
     has(page, "svg.bars g", at_least=1)
@@ -225,13 +227,17 @@ def test_a_refusal_of_the_runner_is_told(page_of: PageOf) -> None:
 
 def test_without_a_runner_the_command_is_there_to_be_copied(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.clock.install()
     page.goto("/runs/import-orders")
     shows(page, ".resume", "convert")
+    page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))  # "Copied" is there until the clock goes on
     page.click(".resume >> text=Copy")
     page.wait_for_selector(".resume >> text=Copied")
     assert page.evaluate("navigator.clipboard.readText()") == (
         f"kedge runs resume import-orders --store {page.url.partition('/runs')[0]}"
     )
+    page.clock.run_for(2000)
+    page.wait_for_selector(".resume button:text-is('Copy')")
 
 
 def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> None:
@@ -391,7 +397,7 @@ def test_a_service_that_does_not_answer_is_told(page_of: PageOf) -> None:
     page, place = page_of(object())
     for where in ("/", "/runs", "/approvals", "/models", "/storage", "/activity"):
         page.goto(where)
-        assert page.locator(".empty").count() == 1, where
+        counts(page, ".empty", 1)
     with kedge.open(place) as store:
         saved = store.save("job", "step", {"inside": {"deep": {"n": list(range(300))}}})
     page.goto(f"/checkpoints/{saved}")
@@ -405,7 +411,7 @@ def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dic
     with kedge.open(known["place"]) as store:
         for n in range(101):
             store.save("plain", f"step {n}", {"n": n})
-    context = browser.new_context(base_url=address, java_script_enabled=False)
+    context = visitor(browser, address, java_script_enabled=False)
     page = context.new_page()
     page.goto("/jobs/plain")
     page.click("text=Older")
@@ -436,8 +442,7 @@ class PageOf:
         kedge.open(self._place).close()
         serving = served_here(self._place, runner)
         self.ends.append(lambda: serving.__exit__(None, None, None))
-        context = self._browser.new_context(base_url=serving.__enter__())
-        context.set_default_timeout(60_000)
+        context = visitor(self._browser, serving.__enter__())
         self.ends.append(context.close)
         return context.new_page(), self._place
 
@@ -458,7 +463,7 @@ def test_tabs_share_one_connection(page: Page, known: dict[str, str]) -> None:
     tabs = [page, *(page.context.new_page() for _ in range(7))]
     for tab in tabs:
         tab.goto("/")
-        shows(tab, "#live", "live")
+        tab.wait_for_selector("#live.on")
     with kedge.open(known["place"]) as store:
         store.save("seen-in-all-tabs", "s", 1)
     for tab in tabs:
@@ -481,7 +486,7 @@ def test_a_search_is_in_the_address(page: Page, known: dict[str, str]) -> None:
     counts(page, "#jobs tbody tr", 1)
     assert page.evaluate("location.search") == "?prefix=sough"
     page.reload()
-    assert page.input_value("#search") == "sough"
+    sees(page.locator("#search")).to_have_value("sough")
     counts(page, "#jobs tbody tr", 1)
     page.fill("#search", "")
-    page.wait_for_function("location.search === ''")
+    page.wait_for_url(re.compile(r"/$"))

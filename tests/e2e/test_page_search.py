@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 import kedge
 from kedge.pipeline.queues import DEAD, Queue
 from kedge.pipeline.schedules import find_schedule, schedule
-from tests.e2e.seeing import counts, shows
+from tests.e2e.seeing import all_show, counts, sees, shows
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 
@@ -42,16 +44,53 @@ def test_everything_is_found_by_any_part_of_its_text(page: Page, known: dict[str
     shows(page, "h1", "finding")
 
 
+def test_what_was_typed_last_is_what_is_shown_however_slow_the_answers_are(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        for job in ("slow-1", "slow-2", "slow-3"):
+            store.save(job, "s", 1)
+    held: list[Route] = []
+    is_open = False
+    page.route("**/?prefix=*", lambda route: route.continue_() if is_open else held.append(route))
+    page.goto("/")
+    page.evaluate("addEventListener('htmx:config:request', () => { window.asked = (window.asked || 0) + 1; })")
+    for number in (1, 2, 3):  # the first is under way, the second waits for it, and the third is the one
+        page.fill("#search", f"slow-{number}")
+        wait_for(lambda number=number: page.evaluate("window.asked") == number, "it is not asked for")
+    wait_for(lambda: page.title() and held, "the first is not under way")
+    is_open = True
+    for route in held:
+        route.continue_()
+    counts(page, "#jobs tbody tr", 1)
+    shows(page, "#jobs", "slow-3")
+
+
+def test_a_refresh_that_was_under_way_does_not_undo_a_search(page: Page, known: dict[str, str]) -> None:
+    page.goto("/")
+    page.wait_for_selector("#live.on")
+    held: list[Route] = []
+    page.route(re.compile("/$"), lambda route: held.append(route))  # noqa: PLW0108 - it takes no built-in method
+    with page.expect_request(re.compile("/$")), kedge.open(known["place"]) as store:
+        store.save("sought-meanwhile", "s", 1)
+    page.fill("#search", "sought-mean")
+    counts(page, "#jobs tbody tr", 1)
+    with page.expect_response("**/?prefix=sought-mean"):  # the refresh of what is shown now
+        for route in held:
+            route.continue_()
+    counts(page, "#jobs tbody tr", 1)
+
+
 def test_kinds_and_statuses_are_told_apart_and_are_in_the_address(page: Page) -> None:
     page.goto("/search")
     page.select_option("#kind", "run")
+    page.wait_for_url("**kind=run**")
     shows(page, "#found-jobs", "nightly-tiles")
-    assert set(page.locator("#found-jobs .chip:not([class*=status-])").all_inner_texts()) == {"run"}
+    all_show(page, "#found-jobs .chip:not([class*=status-])", "run")
     page.select_option("#status", "failed")
+    page.wait_for_url("**status=failed**")  # import-orders is on the page before it too
     shows(page, "#found-jobs", "import-orders")
-    assert set(page.locator("#found-jobs .chip[class*=status-]").all_inner_texts()) == {"failed"}
+    all_show(page, "#found-jobs .chip[class*=status-]", "failed")
     page.reload()
-    assert page.input_value("#status") == "failed"
+    sees(page.locator("#status")).to_have_value("failed")
     page.goto("/search?q=llm")
     counts(page, "#found-jobs", 0)  # what Kedge keeps for itself
     page.goto("/search?q=llm&kind=internal&sort=name")

@@ -63,6 +63,27 @@ RULES = {
         "waiting.py",
         "say timeout=60, or with `# answer: …` why not",
     ),
+    # A browser shows what a click, a key or an answer brings a moment later; a look does not wait for it.
+    "look": Rule(
+        re.compile(
+            r"\bassert .*\.(?:(?:inner_text|text_content|input_value)\(|all_(?:inner_texts|text_contents)\(\)|count\(\)"
+            r"|is_(?:visible|hidden|enabled|disabled|checked|editable)\(\)|bounding_box\(\))"
+        ),
+        "e2e/seeing.py",
+        "expect it with tests/e2e/seeing.py, or say with `# look: …` why it cannot come later",
+    ),
+    # The page's own policy forbids its second look: it is right only where it was true at the first.
+    "eval": Rule(
+        re.compile(r"\.wait_for_function\("),
+        "e2e/seeing.py",
+        "wait for an element or an address, or look again with wait_for of tests/waiting.py",
+    ),
+    # Playwright waits for thirty seconds, its expectations for five, unless they are told otherwise.
+    "patience": Rule(
+        re.compile(r"browser\.new_\w+\(|import .*\bexpect\b"),
+        "e2e/seeing.py",
+        "use `visitor` and `sees` of tests/e2e/seeing.py, or say with `# patience: …` why not",
+    ),
     # How long something takes is measured by benchmarks, and compared there.
     "clock": Rule(
         re.compile(
@@ -134,6 +155,12 @@ def test_no_test_breaks_a_rule(rule: str) -> None:
         ("limit", "assert done.wait(0.5)"),
         ("limit", "subprocess.run(command, timeout=10, check=True)"),
         ("answer", "httpx.get(url)"),
+        ("look", 'assert page.locator(".empty").count() == 1, where'),
+        ("look", 'assert page.inner_text("#chosen") == "2 chosen"'),
+        ("look", 'assert not page.locator("#cleanup").is_visible()'),
+        ("eval", "page.wait_for_function(\"location.search === ''\")"),
+        ("patience", "context = browser.new_context(base_url=address)"),
+        ("patience", "from playwright.sync_api import expect"),
         ("clock", "assert time.monotonic() - start < 2"),
         ("clock", "with pytest.raises(subprocess.TimeoutExpired):"),
         ("port", 'free.bind(("127.0.0.1", 0))'),
@@ -153,4 +180,6 @@ def test_what_is_long_or_short_enough_breaks_no_rule() -> None:
         assert offences("length", line) == []
     for line in ("process.communicate(timeout=60)", "handle.result(0)", "thread.join()", "timeout_s=600"):
         assert offences("limit", line) == []
+    for line in ('assert text.count("a") == 1', 'sees(page.locator("#a")).to_be_visible()'):
+        assert offences("look", line) == []
     assert offences("answer", 'httpx.get(f"{url}/jobs", timeout=60)') == []

@@ -50,7 +50,8 @@ def _metadata() -> Iterator[_Metadata]:
         thread.join()
 
 
-def test_an_address_that_answers(metadata: _Metadata) -> None:
+def test_an_address_that_answers(metadata: _Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "_URL_TIMEOUT_S", 60)  # who was answered too late would ask once more
     url = f"http://127.0.0.1:{metadata.server_port}/preempted"
     metadata.answers = [(404, b""), (500, b"TRUE"), (200, b"FALSE"), (200, b"TRUE")]
     unreachable = "http://127.0.0.1:1/"

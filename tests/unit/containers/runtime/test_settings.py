@@ -38,7 +38,7 @@ def test_everything_it_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("KEDGE_STORE='x\n", "cannot be read"), ("exit 3\n", "exit status 3"), ("exec sleep 9\n", "timed out")],
+    [("KEDGE_STORE='x\n", "cannot be read"), ("exit 3\n", "exit status 3"), ("exec sleep 600\n", "timed out")],
 )
 def test_settings_that_no_shell_reads(file: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str) -> None:
     if why == "timed out":

@@ -126,6 +126,16 @@
   }
   document.addEventListener("visibilitychange", () => { if (!document.hidden && changes.length) refresh(); });
 
+  // An answer that was asked for before the part showed something else, say what somebody searched for, is out of date.
+  document.addEventListener("htmx:before:swap", (event) => {
+    const { sourceElement: part, request } = event.detail.ctx;
+    if (!part.matches("[data-live]")) return;
+    const { pathname, search } = new URL(part.getAttribute("data-hx-get"), location);
+    if (request.action === pathname + search) return;
+    event.preventDefault();
+    htmx.trigger(part, "changed");
+  });
+
   // A new branch may pass through parts of the history that are below it: they are drawn again with its lane.
   document.addEventListener("htmx:after:swap", () => {
     all(".history[data-lanes]").forEach((part) => {
