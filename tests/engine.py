@@ -35,6 +35,10 @@ disabled_plugins = [{1}]
 address = "{0}/socket"
 [ttrpc]
 address = "{0}/socket.ttrpc"
+[timeouts] # its own are two and five seconds, which a busy machine needs for less
+"io.containerd.timeout.shim.cleanup" = "60s"
+"io.containerd.timeout.shim.load" = "60s"
+"io.containerd.timeout.task.state" = "60s"
 """
 _PODS = """
 [plugins."io.containerd.grpc.v1.cri"]
@@ -162,7 +166,7 @@ class Containerd:
         """`ctr run --detach`, with these in its environment."""
         options = [word for note in annotations for word in ("--annotation", note)]
         words = self.to_run(name, "--null-io", *options, *more, wishes=wishes, shim=shim, program=program)
-        return self.ctr(*words, check=check, timeout_s=30)
+        return self.ctr(*words, check=check)
 
     @staticmethod
     def to_run(

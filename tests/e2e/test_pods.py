@@ -19,7 +19,7 @@ from tests.servers.postgres import Cluster
 from tests.waiting import wait_for
 
 KEPT = {"KEDGE_CHECKPOINT": "1"}
-ANSWER_S = 20  # as in test_shim_faults
+ANSWER_S = 50  # as in test_shim_faults
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd", "cc")]
 
 
@@ -83,13 +83,15 @@ def test_pods_that_cannot_go_on(engine: Containerd) -> None:
     shared.mkdir()
     held = shared / "held"
     held.write_bytes(bytes(100))
-    program = (PYTHON, "-c", "held = open('/shared/held', 'r+')\n" + COUNTER, "0.002", "0")
+    begin = "import os; held = open('/shared/held', 'r+'); open('/work/began', 'w').write(os.environ['ATTEMPT'])\n"
+    program = (PYTHON, "-c", begin + COUNTER, "0.002", "0")
     mounts = [("/usr", "/usr", True), (str(shared), "/shared", False)]
     pod = cri.run_pod("held", host_network=False)
     namespace = f"--net=/proc/{engine.pid(pod)}/ns/net"
 
     def start(attempt: int, **wishes: str) -> str:
-        return cri.start(pod, "main", program, {**KEPT, **wishes}, attempt=attempt, mounts=mounts)
+        environment = {**KEPT, "ATTEMPT": str(attempt), **wishes}
+        return cri.start(pod, "main", program, environment, attempt=attempt, mounts=mounts)
 
     first = start(0)
     engine.wait_beyond(first, 50)
@@ -104,7 +106,8 @@ def test_pods_that_cannot_go_on(engine: Containerd) -> None:
             assert "shared/held is not what it was" in engine.log.read_text()
         else:
             anew = start(attempt, KEDGE_POLICY=policy)
-            assert engine.wait_beyond(anew, 0) < reached
+            engine.wait_beyond(anew, 0)
+            assert (engine.upper(anew) / "work/began").read_text() == str(attempt)
             cri.stop(anew, grace_s=0)  # killed, so that nothing newer is kept
         assert failed_restores(engine) - before == tries
         for tool in ("iptables", "ip6tables"):
@@ -115,6 +118,7 @@ def test_pods_that_cannot_go_on(engine: Containerd) -> None:
     held.write_bytes(bytes(100))
     again = start(5, KEDGE_POLICY="fail")
     engine.wait_beyond(again, reached)
+    assert (engine.upper(again) / "work/began").read_text() == "0"
     cri.remove_pod(pod)
     engine.wait_shimless()
 
@@ -159,6 +163,7 @@ def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
     two = cri.start(second, "main", COUNT, hasty)
     engine.wait_beyond(two, 5)
     cri.stop(two)
+    engine.wait_beyond(one, engine.count(two))
     cri.stop(one)
     reached, other = engine.count(one), engine.count(two)
     assert other < reached

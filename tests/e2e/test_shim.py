@@ -161,7 +161,7 @@ def _resized(engine: Containerd, name: str) -> bytes:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
     size = 'until [ "$(stty size)" != "0 0" ]; do sleep 0.01; done; stty size'
     command = engine.command("task", "exec", "--tty", "--exec-id", "tty", name, "/usr/bin/sh", "-c", size)
-    subprocess.run(engine.lab.enter(command), stdin=theirs, stdout=theirs, stderr=theirs, check=True, timeout=30)
+    subprocess.run(engine.lab.enter(command), stdin=theirs, stdout=theirs, stderr=theirs, check=True, timeout=60)
     os.close(theirs)
     said = os.read(ours, 1000).strip()
     os.close(ours)
@@ -178,7 +178,7 @@ def test_attach(engine: Containerd, has_terminal: bool) -> None:
         with _terminal() as (_, theirs):
             words = engine.to_run(name, *options, wishes=wishes, shim=shim, program=program)
             subprocess.run(
-                engine.lab.enter(engine.command(*words)), stdin=theirs, stdout=theirs, check=True, timeout=30
+                engine.lab.enter(engine.command(*words)), stdin=theirs, stdout=theirs, check=True, timeout=60
             )
 
     run("plain", shim=PLAIN)
@@ -203,7 +203,7 @@ def _attached(engine: Containerd, name: str, line: bytes) -> bytes:
         os.write(ours, line + b"\n")
         heard = b""
         while not re.search(rb"\d %b\s*\n" % line, heard):
-            assert select.select([ours], [], [], 30)[0], heard
+            assert select.select([ours], [], [], 60)[0], heard
             heard += os.read(ours, 1000)
         attached.kill()
         attached.wait()
@@ -333,6 +333,7 @@ def test_the_machine_must_go(engine: Containerd) -> None:
 
 
 def test_rounds_leave_nothing_behind(engine: Containerd) -> None:
+    engine.wait_shimless()  # of those before
     before = left_by(engine)
     reached = 0
     for number in range(ROUNDS):
@@ -346,6 +347,7 @@ def test_rounds_leave_nothing_behind(engine: Containerd) -> None:
         engine.remove(name)
         assert not socket.exists()
         assert not bundle.exists()
+    engine.wait_shimless()
     assert left_by(engine) == before
     wait_for(lambda: None if _started_by(engine) else True, "what containerd started does not end")
 

@@ -36,7 +36,17 @@ def _start(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
 def look(bundle: Path, front: Path = FRONT) -> bool:
     """Whether there is an answer then."""
     subprocess.run([front, "look-ahead", "--bundle", bundle], cwd=bundle, check=True)
-    return (bundle / early.AHEAD).exists()
+    if not (bundle / early.AHEAD).exists():
+        return False
+    good_until(bundle, 1 << 40)  # however long this test takes
+    return True
+
+
+def good_until(bundle: Path, uptime_s: int) -> None:
+    answer, time_ns = bundle / early.AHEAD, (bundle / "config.json").stat().st_mtime_ns
+    _, *rest = answer.read_text().splitlines(keepends=True)
+    answer.write_text(f"{uptime_s}\n{''.join(rest)}")
+    os.utime(answer, ns=(1, time_ns))
 
 
 def is_used(bundle: Path, front: Path = FRONT, **environment: str) -> bool:
@@ -80,10 +90,7 @@ def _put_back(bundle: Path) -> dict[str, str]:
 
 
 def _old(bundle: Path) -> dict[str, str]:
-    answer, time_ns = bundle / early.AHEAD, (bundle / "config.json").stat().st_mtime_ns
-    _, *rest = answer.read_text().splitlines(keepends=True)
-    answer.write_text("0\n" + "".join(rest))
-    os.utime(answer, ns=(1, time_ns))
+    good_until(bundle, 0)
     return {}
 
 
