@@ -18,6 +18,7 @@ import pytest
 
 from tests.e2e.seeing import sees, visitor
 from tests.parts import require
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -144,7 +145,13 @@ def test_search_and_dark_mode(address: str, browser: Browser) -> None:
     page = context.new_page()
     page.goto("/")
     sees(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
-    page.keyboard.press("Control+k")
-    page.keyboard.type("idempotency")
+    words = page.locator("dialog[aria-label=Search] input").first
+
+    def is_open() -> bool:  # it listens to keys a moment after the page has come
+        page.keyboard.press("Control+k")
+        return words.is_visible()
+
+    wait_for(is_open, "the keys do not open the search")
+    words.fill("idempotency")
     page.wait_for_selector("text=Idempotency keys")
     context.close()

@@ -59,9 +59,10 @@ def test_a_host_that_was_cut_off_is_refused(networked: Cluster) -> None:
 
 @pytest.mark.requires("postgres", "netns", "module:yaml")
 def test_the_pods_of_an_indexed_job(networked: Cluster, tmp_path: Path) -> None:
-    from tests.torture.indexed_job import run_job
+    from tests.torture.indexed_job import held, run_job
 
-    done = run_job(networked, tmp_path, pods=3, items=18, kills=2)
+    go = tmp_path / "go"
+    done = run_job(networked, tmp_path, pods=3, items=18, kills=2, app=held(tmp_path, go), go=go)
     assert (done["killed"], done["started"]) == (2, 5)
     assert done["pods that kept items"] > 1
 
@@ -69,7 +70,8 @@ def test_the_pods_of_an_indexed_job(networked: Cluster, tmp_path: Path) -> None:
 @pytest.mark.mutant
 @pytest.mark.requires("postgres", "netns", "module:yaml")
 def test_pods_that_do_not_look_are_noticed(networked: Cluster, tmp_path: Path) -> None:
-    from tests.torture.indexed_job import careless, run_job
+    from tests.torture.indexed_job import CARELESS, held, run_job
 
+    go = tmp_path / "go"
     with pytest.raises(Violation):
-        run_job(networked, tmp_path, pods=2, items=8, kills=0, app=careless(tmp_path))
+        run_job(networked, tmp_path, pods=2, items=40, kills=0, app=held(tmp_path, go, CARELESS), go=go)

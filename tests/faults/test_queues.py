@@ -103,10 +103,10 @@ def test_killed_frozen_and_stopped_while_the_database_restarts(tmp_path: Path) -
 def test_a_frozen_worker_that_wakes_up_is_refused(workers: Workers, url: str) -> None:
     workers.submit("queue.submit(program.freezes)")
     frozen = workers.start()
-    wait_for(lambda: len(workers.lines()) == 1, "the run does not begin")
+    wait_for(lambda: f"holds {frozen.pid}" in workers.lines(), "the run does not begin")
     frozen.send_signal(signal.SIGSTOP)
-    workers.start()
-    wait_for(lambda: len(workers.lines()) == 2, "nobody takes the run over")
+    other = workers.start()
+    wait_for(lambda: f"holds {other.pid}" in workers.lines(), "nobody takes the run over")
     (workers.folder / "go").touch()
     with kedge.open(url) as store:
         handle = kedge.queue("q", store=store).handle("freezes")

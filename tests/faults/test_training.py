@@ -29,7 +29,7 @@ for n, (owner, safeguard) in enumerate([(training, "set_random_state"), (trainin
 
 def run(*words: str) -> str:
     """In a process of its own: it forks."""
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

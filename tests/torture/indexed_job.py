@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,13 @@ def run_job(
     seed: int = 1,
     seconds: float = 600,
     app: Path = EXAMPLE,
+    go: Path | None = None,
 ) -> dict[str, float]:
-    """The Job with so many indexes, from its table to its end; so many of its pods are killed at work."""
+    """The Job with so many indexes, from its table to its end; so many of its pods are killed at work.
+
+    `go`: what its items wait for (see `held`); it is there once all pods were at work at a time, and all are killed
+    that are to be.
+    """
     draw = random.Random(seed)
     job = manifest()
     job["spec"] |= {"completions": pods, "parallelism": pods}
@@ -72,7 +78,7 @@ def run_job(
         database = cluster.empty_database(hosts[0].url)
         fill = [sys.executable, str(EXAMPLE / "items.py"), "fill", str(items)]
         subprocess.run(fill, check=True, env={**os.environ, "KEDGE_STORE": database})
-        started, killed = _control(job, hosts, folder, kills, draw, time.monotonic() + seconds, app)
+        started, killed = _control(job, hosts, folder, kills, draw, time.monotonic() + seconds, app, go)
         lines = [line for log in folder.glob("pod-*.log") for line in log.read_text().splitlines()]
         begun = Counter(line.split()[2] for line in lines if line.endswith(" begun"))
         with kedge.open(database) as store:
@@ -92,7 +98,7 @@ def run_job(
 
 
 def _control(
-    job: Any, hosts: list[Host], folder: Path, kills: int, draw: random.Random, end: float, app: Path
+    job: Any, hosts: list[Host], folder: Path, kills: int, draw: random.Random, end: float, app: Path, go: Path | None
 ) -> tuple[int, int]:
     """What the Job's controller does; answers how many pods it started, and how many were killed."""
     failures: Counter[int] = Counter()
@@ -101,16 +107,18 @@ def _control(
         return folder / f"pod-{index}.log"
 
     running = [Pod(job, index, host, log_of(index), app) for index, host in enumerate(hosts)]
-    started, killed, seen = len(running), 0, -1
+    started, killed, wanted = len(running), 0, len(hosts)
     try:
         while running:
             if time.monotonic() > end:
                 raise Violation(f"the Job does not end: {failures}")
             time.sleep(0.01)  # sleep: between two looks
-            begun = sum(log.read_bytes().count(b" begun\n") for log in folder.glob("pod-*.log"))
-            if killed < kills and begun >= seen + 3:  # some more items since the last time
+            said = sum(log.read_bytes().count(b"\n") for log in folder.glob("pod-*.log"))
+            if said >= wanted and killed < kills:
                 draw.choice(running).process.kill()
-                killed, seen = killed + 1, begun
+                killed, wanted = killed + 1, said + (1 if go else 5)  # when its heir is at work, or some items later
+            elif said >= wanted and go:
+                go.touch()
             for pod in [pod for pod in running if pod.process.poll() is not None]:
                 running.remove(pod)
                 if pod.process.returncode == 0:
@@ -127,13 +135,19 @@ def _control(
     return started, killed
 
 
-def careless(folder: Path) -> Path:
-    """The example with its safeguards taken out: items are not set aside, nor is it looked whether they are done."""
+CARELESS = {"(secs => %s)": "(secs => %s * 0)", "store.load_latest(name) is None": "True"}
+"""Its safeguards taken out: items are not set aside, nor is it looked whether they are done."""
+
+
+def held(folder: Path, go: Path, changes: Mapping[str, str] = {}) -> Path:
+    """The example with these changes, whose items wait for a file: no pod does them all before another begins."""
+    takes = 'time.sleep(float(os.environ.get("ITEM_TAKES_S", "0.1")))'  # sleep: the one of the example
+    waits = f"while not os.path.exists({str(go)!r}): time.sleep(0.02)"  # sleep: between two looks
     text = (EXAMPLE / "items.py").read_text()
-    for safeguard, nothing in (("(secs => %s)", "(secs => %s * 0)"), ("store.load_latest(name) is None", "True")):
-        if safeguard not in text:
-            raise AssertionError(f"the example has no {safeguard} any more")
-        text = text.replace(safeguard, nothing)
+    for part, instead in {takes: waits, **changes}.items():
+        if part not in text:
+            raise AssertionError(f"the example has no {part} any more")
+        text = text.replace(part, instead)
     (folder / "items.py").write_text(text)
     return folder
 
