@@ -10,9 +10,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from .ports import Buffer, digest_of
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
 TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compression test for all of it
@@ -161,6 +163,20 @@ def cut(data: memoryview, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
     """`data` in pieces of `size`, without copying."""
     for start in range(0, len(data), size):
         yield data[start : start + size]
+
+
+def portions(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[list[T]]:
+    """Some of them at a time: until they take `most_bytes`."""
+    some: list[T] = []
+    size = 0
+    for item in items:
+        some.append(item)
+        size += size_of(item)
+        if size >= most_bytes:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def cut_by_content(data: Buffer, average: int) -> Iterator[memoryview]:

@@ -23,7 +23,7 @@ from tests.torture.races import Background, gate_before
 
 pytestmark = [pytest.mark.faults]
 
-STAGES = ("_begin", "rebuild", "_put_aside", "os.link", "sync_folder")
+STAGES = ("_begin", "rebuild", "_put_aside", "os.link", "sync_directory")
 
 
 def make(report: Report, connection: Any, place: str, stage: str, is_careless: bool) -> None:

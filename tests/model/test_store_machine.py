@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 import kedge
-from kedge.testing.strategies import equal, states
+from tests.strategies import equal, states
 
 JOBS = st.sampled_from(["train", "Train", "nightly.2", "a:b@c+d"])
 LEVELS = st.sampled_from(["pipeline", "stage", "step", "substep"])

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from kedge import codec
+from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import make_own_folder
 from kedge.blobs.packs import PackBlobs
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
 from kedge.index.files.index import FilesIndex, make_folder
-from kedge.index.files.journal import Journal, sync_folder, write_file
+from kedge.index.files.journal import Journal, write_file
 from kedge.index.files.shown_files import DEFAULT, INSIDE
 from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_us
 from kedge.ports import NewCheckpoint, digest_of
@@ -203,7 +204,7 @@ def _put_in_place(inside: Path, new: Path) -> str:
         if has_old:
             os.link(old, kept)
         os.replace(new / INSIDE / "journal", old)
-        sync_folder(inside)
+        sync_directory(inside)
         shutil.rmtree(new)
     except OSError as error:
         raise storage_error("put the new journal in place of", str(old), error) from error

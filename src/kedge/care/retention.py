@@ -29,17 +29,9 @@ from kedge.ports import Index
 from .policies import RetentionPolicy, format_duration, parse_duration
 from .review import UNPLANNED, Verdict, carry_out, review
 
-__all__ = ["Kept", "Plan", "Progress", "RetentionPolicy", "execute", "format_duration", "parse_duration", "plan"]
+__all__ = ["Plan", "Progress", "RetentionPolicy", "execute", "format_duration", "parse_duration", "plan"]
 
 Progress = Callable[[int, int], None]  # (deleted so far, to delete)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A checkpoint that stays, and every reason for it."""
-
-    checkpoint: Checkpoint
-    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class Plan:
     """
 
     policy: RetentionPolicy
-    keep: tuple[Kept, ...]
+    keep: tuple[Verdict, ...]
     delete: tuple[Checkpoint, ...]
     frees_bytes: int
     job: str | None = None  # None: all jobs
@@ -77,7 +69,7 @@ def plan(index: Index, policy: RetentionPolicy, job: str | None = None) -> Plan:
 
 def _plan(policy: RetentionPolicy, verdicts: Iterable[Verdict], job: str | None) -> Plan:
     ordered = sorted(verdicts, key=lambda verdict: (verdict.checkpoint.job, verdict.checkpoint.seq))
-    keep = tuple(Kept(verdict.checkpoint, verdict.reasons) for verdict in ordered if verdict.reasons)
+    keep = tuple(verdict for verdict in ordered if verdict.reasons)
     delete = tuple(verdict.checkpoint for verdict in ordered if not verdict.reasons)
     return Plan(policy, keep, delete, sum(c.stored_bytes for c in delete), job)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 from kedge.care.retention import RetentionPolicy
@@ -45,7 +45,7 @@ class Page(Generic[T]):
 class Endpoint(Generic[P, T]):
     """A method of both clients."""
 
-    def __init__(self, describe: Callable[P, Call[T]]) -> None:
+    def __init__(self, describe: Callable[Concatenate[Any, P], Call[T]]) -> None:
         self._describe = describe
         self.__doc__ = describe.__doc__
 
@@ -58,7 +58,7 @@ class Endpoint(Generic[P, T]):
             return self
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.send(self._describe(*args, **kwargs))
+            return client.send(self._describe(client, *args, **kwargs))
 
         call.__doc__ = self.__doc__
         return call
@@ -101,20 +101,18 @@ class Endpoints:
     """All calls, as methods of both clients."""
 
     @Endpoint
-    @staticmethod
-    def jobs(prefix: str = "", limit: int = 50, cursor: str | None = None) -> Call[Page[Job]]:
+    def jobs(self, prefix: str = "", limit: int = 50, cursor: str | None = None) -> Call[Page[Job]]:
         """Jobs by name."""
         return Call("GET", _at("jobs"), _job_page, {"prefix": prefix, "limit": limit, "cursor": cursor})
 
     @Endpoint
-    @staticmethod
-    def job(job: str) -> Call[Job]:
+    def job(self, job: str) -> Call[Job]:
         """One job; NotFound when there is none."""
         return Call("GET", _at("jobs", job), Job.from_json)
 
     @Endpoint
-    @staticmethod
     def checkpoints(
+        self,
         job: str,
         *,
         level: str | None = None,
@@ -136,14 +134,13 @@ class Endpoints:
         return Call("GET", _at("jobs", job, "checkpoints"), _checkpoint_page, params)
 
     @Endpoint
-    @staticmethod
-    def checkpoint(checkpoint_id: str) -> Call[Checkpoint]:
+    def checkpoint(self, checkpoint_id: str) -> Call[Checkpoint]:
         """One checkpoint without its state."""
         return Call("GET", _at("checkpoints", checkpoint_id), Checkpoint.from_json)
 
     @Endpoint
-    @staticmethod
     def save_json(
+        self,
         job: str,
         step: str,
         state: object,
@@ -171,280 +168,238 @@ class Endpoints:
         return Call("POST", _at("jobs", job, "checkpoints"), Checkpoint.from_json, body=body, headers=headers)
 
     @Endpoint
-    @staticmethod
-    def state(checkpoint_id: str, path: str = "") -> Call[Any]:
+    def state(self, checkpoint_id: str, path: str = "") -> Call[Any]:
         """The state, or a part of it, as JSON."""
         return Call("GET", _at("checkpoints", checkpoint_id, "state"), lambda answer: answer["state"], {"path": path})
 
     @Endpoint
-    @staticmethod
-    def delete(checkpoint_id: str) -> Call[None]:
+    def delete(self, checkpoint_id: str) -> Call[None]:
         """Delete a checkpoint."""
         return Call("DELETE", _at("checkpoints", checkpoint_id), _same)
 
     @Endpoint
-    @staticmethod
-    def tag(checkpoint_id: str, tags: Mapping[str, str | None]) -> Call[Checkpoint]:
+    def tag(self, checkpoint_id: str, tags: Mapping[str, str | None]) -> Call[Checkpoint]:
         """Set tags; None removes one."""
         return Call("PATCH", _at("checkpoints", checkpoint_id, "tags"), Checkpoint.from_json, body={"tags": dict(tags)})
 
     @Endpoint
-    @staticmethod
-    def pin(checkpoint_id: str, pinned: bool = True) -> Call[Checkpoint]:
+    def pin(self, checkpoint_id: str, pinned: bool = True) -> Call[Checkpoint]:
         """Keep a checkpoint from every cleanup, or let go of it."""
         return Call("PUT", _at("checkpoints", checkpoint_id, "pin"), Checkpoint.from_json, body={"pinned": pinned})
 
     @Endpoint
-    @staticmethod
-    def set_status(checkpoint_id: str, status: str) -> Call[Checkpoint]:
+    def set_status(self, checkpoint_id: str, status: str) -> Call[Checkpoint]:
         """Mark a checkpoint."""
         return Call("PUT", _at("checkpoints", checkpoint_id, "status"), Checkpoint.from_json, body={"status": status})
 
     @Endpoint
-    @staticmethod
-    def condemn(checkpoint_id: str) -> Call[Checkpoint]:
+    def condemn(self, checkpoint_id: str) -> Call[Checkpoint]:
         """Read all of a checkpoint and mark it if it is damaged."""
         return Call("POST", _at("checkpoints", checkpoint_id, "condemn"), Checkpoint.from_json)
 
     @Endpoint
-    @staticmethod
-    def branch(checkpoint_id: str, job: str | None = None, lease: int | None = None) -> Call[Checkpoint]:
+    def branch(self, checkpoint_id: str, job: str | None = None, lease: int | None = None) -> Call[Checkpoint]:
         """Make this state the newest of its job, or of another one."""
         body = {"job": job, "lease": lease}
         return Call("POST", _at("checkpoints", checkpoint_id, "branch"), Checkpoint.from_json, body=body)
 
     @Endpoint
-    @staticmethod
-    def delete_job(job: str, *, even_pinned: bool = False) -> Call[int]:
+    def delete_job(self, job: str, *, even_pinned: bool = False) -> Call[int]:
         """Delete all checkpoints of a job; tells how many."""
         return Call("DELETE", _at("jobs", job), lambda answer: int(answer["deleted"]), {"even_pinned": even_pinned})
 
     @Endpoint
-    @staticmethod
-    def copy(job: str, to: str) -> Call[int]:
+    def copy(self, job: str, to: str) -> Call[int]:
         """Copy a job's history to a new name; how many checkpoints it has."""
         return Call("POST", _at("jobs", job, "copy"), lambda answer: int(answer["checkpoints"]), body={"to": to})
 
     @Endpoint
-    @staticmethod
     def keys(
-        job: str, keys: Sequence[str] = (), *, after: int | None = None, limit: int | None = None
+        self, job: str, keys: Sequence[str] = (), *, after: int | None = None, limit: int | None = None
     ) -> Call[dict[str, Checkpoint]]:
         """What was saved under these idempotency keys, or under any behind a sequence number."""
         params = {"key": list(keys), "after": after, "limit": limit}
         return Call("GET", _at("jobs", job, "keys"), _by_key, params)
 
     @Endpoint
-    @staticmethod
-    def restore(checkpoint_id: str, resume: bool = False) -> Call[Document]:
+    def restore(self, checkpoint_id: str, resume: bool = False) -> Call[Document]:
         """The state as JSON; with `resume`, handed to the service's job runner."""
         return Call("POST", _at("checkpoints", checkpoint_id, "restore"), _same, body={"resume": resume})
 
     @Endpoint
-    @staticmethod
-    def diff(old: str, new: str) -> Call[Document]:
+    def diff(self, old: str, new: str) -> Call[Document]:
         """What changed from one checkpoint to another."""
         return Call("GET", _at("diff"), _same, {"old": old, "new": new})
 
     @Endpoint
-    @staticmethod
-    def retention(policy: RetentionPolicy, job: str | None = None, *, dry_run: bool = True) -> Call[Document]:
+    def retention(self, policy: RetentionPolicy, job: str | None = None, *, dry_run: bool = True) -> Call[Document]:
         """What a policy would delete; with dry_run=False, done."""
         body = {"job": job, "policy": json.loads(policy.to_json())}
         return Call("POST", _at("retention", "plan" if dry_run else "apply"), _same, body=body)
 
     @Endpoint
-    @staticmethod
-    def set_retention(job: str, policy: RetentionPolicy | None) -> Call[Job]:
+    def set_retention(self, job: str, policy: RetentionPolicy | None) -> Call[Job]:
         """The policy that is applied after saves of a job."""
         body = {"policy": None if policy is None else json.loads(policy.to_json())}
         return Call("PUT", _at("jobs", job, "retention"), Job.from_json, body=body)
 
     @Endpoint
-    @staticmethod
-    def runs(prefix: str = "", limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
+    def runs(self, prefix: str = "", limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
         """Runs by key."""
         return Call("GET", _at("runs"), _page("runs", _same), {"prefix": prefix, "limit": limit, "cursor": cursor})
 
     @Endpoint
-    @staticmethod
-    def run(key: str) -> Call[Document]:
+    def run(self, key: str) -> Call[Document]:
         """A run with its steps and log."""
         return Call("GET", _at("runs", key), _same)
 
     @Endpoint
-    @staticmethod
-    def items(key: str, limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
+    def items(self, key: str, limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
         """The items of a run's maps, in batches."""
         return Call("GET", _at("runs", key, "items"), _page("batches", _same), {"limit": limit, "cursor": cursor})
 
     @Endpoint
-    @staticmethod
-    def attempts(key: str, limit: int = 50, cursor: str | None = None) -> Call[Page[Checkpoint]]:
+    def attempts(self, key: str, limit: int = 50, cursor: str | None = None) -> Call[Page[Checkpoint]]:
         """The failed attempts of a run's steps; the metadata of each tells the error."""
         return Call("GET", _at("runs", key, "attempts"), _checkpoint_page, {"limit": limit, "cursor": cursor})
 
     @Endpoint
-    @staticmethod
-    def cancel(key: str) -> Call[bool]:
+    def cancel(self, key: str) -> Call[bool]:
         """End a run; False while its owner still works on a step."""
         return Call("POST", _at("runs", key, "cancel"), lambda answer: bool(answer["cancelled"]))
 
     @Endpoint
-    @staticmethod
-    def signal(key: str, name: str, value: object = None) -> Call[str]:
+    def signal(self, key: str, name: str, value: object = None) -> Call[str]:
         """Send a value to a run; the ID of the message."""
         body = {"name": name, "value": value}
         return Call("POST", _at("runs", key, "signals"), lambda answer: str(answer["message"]), body=body)
 
     @Endpoint
-    @staticmethod
-    def approvals(limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
+    def approvals(self, limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
         """What waits for a decision."""
         return Call("GET", _at("approvals"), _page("approvals", _same), {"limit": limit, "cursor": cursor})
 
     @Endpoint
-    @staticmethod
-    def decide(run: str, name: str, approved: bool, comment: str = "") -> Call[Document]:
+    def decide(self, run: str, name: str, approved: bool, comment: str = "") -> Call[Document]:
         """Approve or deny, for good; Conflict when it was decided."""
         body = {"run": run, "name": name, "approved": approved, "comment": comment}
         return Call("POST", _at("approvals"), _same, body=body)
 
     @Endpoint
-    @staticmethod
-    def executions(state: str | None = None, limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
+    def executions(self, state: str | None = None, limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
         """Executions by ID."""
         params = {"state": state, "limit": limit, "cursor": cursor}
         return Call("GET", _at("executions"), _page("executions", _same), params)
 
     @Endpoint
-    @staticmethod
-    def execution(execution_id: str) -> Call[Document]:
+    def execution(self, execution_id: str) -> Call[Document]:
         """A whole execution with its history."""
         return Call("GET", _at("executions", execution_id), _same)
 
     @Endpoint
-    @staticmethod
-    def start_execution(correlation_id: str, workflow_name: str, initial_data: Document | None = None) -> Call[str]:
+    def start_execution(
+        self, correlation_id: str, workflow_name: str, initial_data: Document | None = None
+    ) -> Call[str]:
         """Begin an execution; its ID."""
         body = {"correlation_id": correlation_id, "workflow_name": workflow_name, "initial_data": initial_data or {}}
         return Call("POST", _at("executions"), lambda answer: str(answer["execution_id"]), body=body)
 
     @Endpoint
-    @staticmethod
     def add_step(
-        execution_id: str, name: str, agent_id: str, input_data: object = None, **more: object
+        self, execution_id: str, name: str, agent_id: str, input_data: object = None, **more: object
     ) -> Call[Document]:
         """Begin a step of an execution; `more` is approval_required, expires_s, on_denied."""
         body = {"checkpoint_name": name, "agent_id": agent_id, "input_data": input_data, **more}
         return Call("POST", _at("executions", execution_id, "checkpoints"), _same, body=body)
 
     @Endpoint
-    @staticmethod
-    def complete_step(execution_id: str, step: str, output: object = None, success: bool = True) -> Call[bool]:
+    def complete_step(self, execution_id: str, step: str, output: object = None, success: bool = True) -> Call[bool]:
         """End a step, known by its name or ID; False when it had ended."""
         body = {"checkpoint": step, "output_data": output, "success": success}
         return Call("POST", _at("executions", execution_id, "complete"), _changed, body=body)
 
     @Endpoint
-    @staticmethod
-    def pause_execution(execution_id: str) -> Call[bool]:
+    def pause_execution(self, execution_id: str) -> Call[bool]:
         """Pause an execution; False when it was so already."""
         return Call("POST", _at("executions", execution_id, "pause"), _changed)
 
     @Endpoint
-    @staticmethod
-    def resume_execution(execution_id: str) -> Call[bool]:
+    def resume_execution(self, execution_id: str) -> Call[bool]:
         """Go on with a paused execution; False when it was going on."""
         return Call("POST", _at("executions", execution_id, "resume"), _changed)
 
     @Endpoint
-    @staticmethod
-    def end_execution(execution_id: str, success: bool = True) -> Call[bool]:
+    def end_execution(self, execution_id: str, success: bool = True) -> Call[bool]:
         """End an execution; False when it had ended."""
         return Call("POST", _at("executions", execution_id, "end"), _changed, body={"success": success})
 
     @Endpoint
-    @staticmethod
-    def llm_stats(by: Sequence[str] = ("model",), run: str | None = None) -> Call[Document]:
+    def llm_stats(self, by: Sequence[str] = ("model",), run: str | None = None) -> Call[Document]:
         """What LLM calls cost and what the cache saved, by model, run or step."""
         return Call("GET", _at("llm", "stats"), _same, {"by": list(by), "run": run})
 
     @Endpoint
-    @staticmethod
-    def containers(limit: int = 50, cursor: str | None = None) -> Call[Page[Checkpoint]]:
+    def containers(self, limit: int = 50, cursor: str | None = None) -> Call[Page[Checkpoint]]:
         """The newest checkpoint of each container."""
         return Call("GET", _at("containers"), _checkpoint_page, {"limit": limit, "cursor": cursor})
 
     @Endpoint
-    @staticmethod
-    def stats(job: str | None = None) -> Call[dict[str, int]]:
+    def stats(self, job: str | None = None) -> Call[dict[str, int]]:
         """Numbers of the namespace, or of a job."""
         return Call("GET", _at("stats"), _same, {"job": job})
 
     @Endpoint
-    @staticmethod
-    def start_verify(job: str | None = None, deep: bool = True) -> Call[Document]:
+    def start_verify(self, job: str | None = None, deep: bool = True) -> Call[Document]:
         """Begin to verify; the task."""
         return Call("POST", _at("verify"), _same, body={"job": job, "deep": deep})
 
     @Endpoint
-    @staticmethod
-    def start_gc(*, dry_run: bool = False) -> Call[Document]:
+    def start_gc(self, *, dry_run: bool = False) -> Call[Document]:
         """Begin to collect garbage, or only to find out what that would free; the task."""
         return Call("POST", _at("gc"), _same, {"dry_run": "true"} if dry_run else {})
 
     @Endpoint
-    @staticmethod
-    def task(task_id: str) -> Call[Document]:
+    def task(self, task_id: str) -> Call[Document]:
         """How far a task is."""
         return Call("GET", _at("tasks", task_id), _same)
 
     @Endpoint
-    @staticmethod
-    def tasks() -> Call[list[Document]]:
+    def tasks(self) -> Call[list[Document]]:
         """Background tasks, newest first."""
         return Call("GET", _at("tasks"), lambda answer: list(answer["tasks"]))
 
     @Endpoint
-    @staticmethod
-    def audit_log(limit: int = 50, cursor: str | int | None = None) -> Call[Page[Event]]:
+    def audit_log(self, limit: int = 50, cursor: str | int | None = None) -> Call[Page[Event]]:
         """The log of changes, newest first."""
         return Call("GET", _at("audit"), _event_page, {"limit": limit, "cursor": cursor})
 
     @Endpoint
-    @staticmethod
-    def events(after: int = 0, limit: int = 100) -> Call[Page[Event]]:
+    def events(self, after: int = 0, limit: int = 100) -> Call[Page[Event]]:
         """The log of changes, oldest first, after an entry."""
         return Call("GET", _at("audit"), _event_page, {"after": after, "limit": limit, "order": "oldest"})
 
     @Endpoint
-    @staticmethod
-    def verify_audit(until: int | None = None) -> Call[EventChain]:
+    def verify_audit(self, until: int | None = None) -> Call[EventChain]:
         """Whether the log of changes is whole."""
         return Call("GET", _at("audit", "verify"), _chain, {"until": until})
 
     @Endpoint
-    @staticmethod
-    def take_lease(job: str, holder: str, ttl_s: float) -> Call[Lease]:
+    def take_lease(self, job: str, holder: str, ttl_s: float) -> Call[Lease]:
         """The right to write a job; LeaseHeld while another has it."""
         body = {"holder": holder, "ttl_s": ttl_s}
         return Call("POST", _at("jobs", job, "lease"), lambda answer: Lease(**answer), body=body)
 
     @Endpoint
-    @staticmethod
-    def renew_lease(lease: Lease) -> Call[None]:
+    def renew_lease(self, lease: Lease) -> Call[None]:
         """Extend a lease."""
         return Call("PUT", _at("jobs", lease.job, "lease"), _same, body={"token": lease.token, "ttl_s": lease.ttl_s})
 
     @Endpoint
-    @staticmethod
-    def release_lease(lease: Lease) -> Call[None]:
+    def release_lease(self, lease: Lease) -> Call[None]:
         """Give a lease back."""
         return Call("DELETE", _at("jobs", lease.job, "lease"), _same, {"token": lease.token})
 
     @Endpoint
-    @staticmethod
-    def whoami() -> Call[Document]:
+    def whoami(self) -> Call[Document]:
         """Who the service takes the caller for."""
         return Call("GET", _at("whoami"), _same)

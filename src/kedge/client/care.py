@@ -11,7 +11,7 @@ from kedge.care.gc import GcReport
 from kedge.care.policies import RetentionPolicy
 from kedge.care.rebuild import RebuildReport
 from kedge.care.rekey import RekeyReport
-from kedge.care.retention import Kept, Plan
+from kedge.care.retention import Plan
 from kedge.care.review import Verdict
 from kedge.care.verify import Problem, VerifyReport
 from kedge.diff.changes import Change, ChangeKind, Diff
@@ -36,7 +36,7 @@ class HttpCare:
         self, policy: RetentionPolicy, job: str | None, *, dry_run: bool, actor: str, progress: Progress | None
     ) -> Plan:
         planned = self._store.client.retention(policy, job, dry_run=dry_run)
-        keep = tuple(Kept(_without_reasons(document), tuple(document["reasons"])) for document in planned["keep"])
+        keep = tuple(Verdict(_without_reasons(document), tuple(document["reasons"])) for document in planned["keep"])
         delete = tuple(Checkpoint.from_json(document) for document in planned["delete"])
         if progress:
             progress(len(delete), len(delete))
@@ -45,8 +45,7 @@ class HttpCare:
     def review(self, policy: RetentionPolicy, job: str | None, *, dry_run: bool, actor: str) -> Iterator[Verdict]:
         """In one answer of the service, which holds all of it."""
         planned = self.apply(policy, job, dry_run=dry_run, actor=actor, progress=None)
-        verdicts = [Verdict(kept.checkpoint, kept.reasons) for kept in planned.keep]
-        verdicts += [Verdict(checkpoint, ()) for checkpoint in planned.delete]
+        verdicts = [*planned.keep, *(Verdict(checkpoint, ()) for checkpoint in planned.delete)]
         return iter(sorted(verdicts, key=lambda verdict: (verdict.checkpoint.job, -verdict.checkpoint.seq)))
 
     def set_retention(self, job: str, policy: RetentionPolicy | None, *, actor: str) -> None:

@@ -338,7 +338,7 @@ class HttpStore(Loading):
         distrusted: frozenset[bytes] = frozenset()
         for _ in range(_MAX_ATTEMPTS):
             outbox = Outbox(self.client, distrusted)
-            outbox.add_from(exported.references, exported.sizes, read)
+            outbox.add_from(exported, read)
             pack = partial(_as_it_is, record.manifest, exported.spilled)
             try:
                 return self._send(request_of_record(record), outbox, pack, distrusted, copied)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any
 
-from kedge.chunks import WORKERS, ZERO, Deferred, Entry, Staged, is_zero
+from kedge.chunks import WORKERS, ZERO, Deferred, Entry, Staged, is_zero, portions
 from kedge.errors import Corrupted, NotFound, Unavailable
 from kedge.ports import Buffer, digest_of
 from kedge.store import not_over_http
-from kedge.store.adoption import ReadChunks, portions
+from kedge.store.adoption import MOVE_BYTES, Exported, ReadChunks
 from kedge.store.streams import place
 from kedge.store.wire import FAILED, LENGTH_BYTES, MAX_DIGESTS, framed, length, parse_length, split_digests
 
@@ -35,7 +35,7 @@ class Outbox:
         self._distrusted = frozenset(distrusted)
         self._streams: list[tuple[list[Entry], Iterable[Buffer | Deferred], bool]] = []
         self._named: dict[bytes, bytes] = {}
-        self._elsewhere: list[tuple[Sequence[bytes], Mapping[bytes, int], ReadChunks]] = []
+        self._elsewhere: list[tuple[Exported, ReadChunks]] = []
         self._settled: set[bytes] = set()  # the service has these, or they were sent
 
     def add(
@@ -56,9 +56,9 @@ class Outbox:
     def reuse(self, digest: bytes) -> bool:
         return digest not in self._distrusted
 
-    def add_from(self, digests: Sequence[bytes], sizes: Mapping[bytes, int], read: ReadChunks) -> None:
+    def add_from(self, exported: Exported, read: ReadChunks) -> None:
         """Take chunks of another store, which are read only if the service lacks them."""
-        self._elsewhere.append((digests, sizes, read))
+        self._elsewhere.append((exported, read))
 
     def chunks(self) -> Iterator[bytes]:
         """What the service lacks, each chunk with its length. The entries of the streams are complete afterwards."""
@@ -74,12 +74,12 @@ class Outbox:
                 batch, size = {}, 0
         if batch:
             yield from self._missing(batch)
-        for digests, sizes, read in self._elsewhere:
-            missing = [digest for digest in self._ask(digests) if digest not in self._settled]
-            for some in portions(missing, sizes):
+        for exported, read in self._elsewhere:
+            missing = [digest for digest in self._ask(exported.references) if digest not in self._settled]
+            for some in portions(missing, exported.size_of, MOVE_BYTES):
                 for piece in read(some).values():
                     yield framed(piece)
-            self._settled.update(digests)
+            self._settled.update(exported.references)
 
     def _pieces(self) -> Iterator[tuple[bytes, Buffer]]:
         for entries, pieces, is_shared in self._streams:

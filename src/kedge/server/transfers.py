@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from kedge import codec
-from kedge.chunks import INLINE_BYTES
+from kedge.chunks import INLINE_BYTES, portions
 from kedge.codec import BufferSummary
 from kedge.diff.outline import children
 from kedge.errors import CheckpointError, Corrupted, NotFound, TooLarge, Validation
@@ -228,7 +228,7 @@ def read_chunks(store: LocalStore, digests: Sequence[bytes]) -> Iterator[bytes]:
 
     def pieces() -> Iterator[bytes]:
         try:
-            for some in _portions(digests, {digest: places[digest].size_bytes for digest in digests}):
+            for some in portions(digests, lambda digest: places[digest].size_bytes, _PORTION_BYTES):
                 chunks = store.reader.read_named(some, of="a checkpoint that is read")
                 if len(some) > 1:
                     yield b"".join(framed(chunks[digest]) for digest in some)
@@ -241,19 +241,6 @@ def read_chunks(store: LocalStore, digests: Sequence[bytes]) -> Iterator[bytes]:
             yield length(FAILED) + framed(json.dumps(failure).encode())
 
     return pieces()
-
-
-def _portions(digests: Sequence[bytes], sizes: Mapping[bytes, int]) -> Iterator[list[bytes]]:
-    some: list[bytes] = []
-    size = 0
-    for digest in digests:
-        some.append(digest)
-        size += sizes[digest]
-        if size >= _PORTION_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def pack_stored(checkpoint: Checkpoint, packed: bytes, more: Mapping[str, Any]) -> bytes:

@@ -5,11 +5,12 @@ Every chunk is read verified (I2) and durable before the checkpoint that names i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from kedge.chunks import portions
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointStatus
 from kedge.ports import Checkpoints, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
@@ -20,7 +21,7 @@ from .record import record_of
 if TYPE_CHECKING:
     from .local import LocalStore
 
-_MOVE_BYTES = 4 << 20  # read and written by one worker at once
+MOVE_BYTES = 4 << 20  # read and written by one worker at once
 _USUAL_BYTES = 1 << 19  # of a chunk whose length is not known
 _AT_ONCE = 4
 _MAX_ATTEMPTS = 8
@@ -37,6 +38,9 @@ class Exported:
     references: Sequence[bytes]
     sizes: Mapping[bytes, int] = field(default_factory=dict)  # of chunks, as far as they are known
     spilled: bytes = b""  # what lies in chunks of a manifest that is only the root of one
+
+    def size_of(self, digest: bytes) -> int:
+        return self.sizes.get(digest, _USUAL_BYTES)
 
 
 def record_to_export(checkpoint: Checkpoint, packed: bytes, key: tuple[str, bytes] | None) -> NewCheckpoint:
@@ -134,7 +138,7 @@ def _move(
 
     under_way: list[Future[None]] = []
     try:
-        for some in portions(missing, exported.sizes):
+        for some in portions(missing, exported.size_of, MOVE_BYTES):
             while len(under_way) >= _AT_ONCE:
                 under_way.pop(0).result()
             under_way.append(store.pool().submit(move, some))
@@ -157,17 +161,3 @@ def taken(store: LocalStore, record: NewCheckpoint) -> Checkpoint:
             f"another namespace of the target has a checkpoint {record.id}",
             hint="copy into another store, or into that namespace",
         ) from None
-
-
-def portions(digests: Sequence[bytes], sizes: Mapping[bytes, int]) -> Iterator[list[bytes]]:
-    """Some MiB at a time."""
-    some: list[bytes] = []
-    size = 0
-    for digest in digests:
-        some.append(digest)
-        size += sizes.get(digest, _USUAL_BYTES)
-        if size >= _MOVE_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some

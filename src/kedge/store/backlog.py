@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kedge.blobs.direct import round_up
+from kedge.chunks import portions
 from kedge.errors import CheckpointError
 from kedge.ports import Blobs, BlobWriter, Chunk, ChunksGone, Index, NewCheckpoint, RecordPlace, SavedRow
 
@@ -135,7 +136,7 @@ def write_saves(
     writer: BlobWriter, rows: Iterable[SavedRow], chunks: Sequence[Chunk], describe: Describe, key: DataKey | None
 ) -> Iterator[RecordPlace]:
     """Append records of checkpoints as the index has them, and of chunks; where each lies."""
-    for some in _portions(rows):
+    for some in portions(rows, lambda row: len(row[0].manifest), _RECORD_BYTES):
         data = describe([save for save, _ in some], chunks, key)
         chunks = ()
         pack, _ = writer.append(data)
@@ -143,19 +144,6 @@ def write_saves(
             yield RecordPlace(save.id, digest, pack, round_up(len(data)) // len(some))
     if chunks:
         writer.append(describe((), chunks, key))
-
-
-def _portions(rows: Iterable[SavedRow]) -> Iterator[list[SavedRow]]:
-    some: list[SavedRow] = []
-    size = 0
-    for row in rows:
-        some.append(row)
-        size += len(row[0].manifest)
-        if size >= _RECORD_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def _append_chunks(writer: BlobWriter, chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from kedge import codec
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError, UnsupportedType, Validation
-from kedge.testing.strategies import equal, states
 from tests.parts import library
+from tests.strategies import equal, states
 
 
 def round_trip(state, out_of_band_bytes=4096, **options):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from kedge import codec
 from kedge.codec.json_view import from_json, to_json_view
 from kedge.errors import UnsupportedType, Validation
-from kedge.testing.strategies import equal, states
 from tests.parts import library
+from tests.strategies import equal, states
 
 nan, inf = float("nan"), float("inf")
 identifier = uuid.UUID(int=1)

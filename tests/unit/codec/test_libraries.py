@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from kedge import codec
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.errors import Corrupted, UnsupportedType, Validation
-from kedge.testing.strategies import arrays, equal, states
 from tests.parts import library
+from tests.strategies import arrays, equal, states
 
 
 def round_trip(state, out_of_band_bytes=64, **options):

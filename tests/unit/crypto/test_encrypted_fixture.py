@@ -10,10 +10,10 @@ import pytest
 
 import kedge
 from kedge.errors import Validation
-from kedge.testing.strategies import equal
 from tests.fixtures.format_1 import values
 from tests.fixtures.format_1_encrypted import ARCHIVE, KEY
 from tests.parts import require
+from tests.strategies import equal
 
 require("module:cryptography")
 

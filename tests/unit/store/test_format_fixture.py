@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.testing.strategies import equal
 from tests.fixtures.format_1 import ARCHIVE, values
+from tests.strategies import equal
 
 
 @pytest.fixture(params=["closed", "killed"])

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kedge.blobs import group_files
+from kedge.blobs.direct import sync_directory
 from kedge.blobs.reserve import Reserve
 from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
 from kedge.index.group_commit import Save
@@ -33,7 +34,7 @@ from kedge.index.sqlite.writes import Writes
 from kedge.model import Checkpoint
 from kedge.ports import References
 
-from .journal import MEND, Journal, sync_folder
+from .journal import MEND, Journal
 from .shown_files import DEFAULT, INSIDE, ShownFiles
 
 T = TypeVar("T")
@@ -387,9 +388,9 @@ def make_folder(folder: Path) -> None:
     try:
         group_files.make_store_folder(folder)
         group_files.make_folder(folder / INSIDE)
-        sync_folder(folder)
+        sync_directory(folder)
         for parent in folder.parents:
             if os.access(parent, os.R_OK):
-                sync_folder(parent)
+                sync_directory(parent)
     except OSError as error:
         raise storage_error("make", str(folder), error) from error

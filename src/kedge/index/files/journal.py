@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import OWN_FILE, open_lock, share
 from kedge.errors import Corrupted, OutcomeUnknown, UnsupportedFormat, storage_error
 
@@ -215,7 +216,7 @@ def write_file(path: Path, data: bytes) -> None:
     draft = draft_file(path, data)
     try:
         os.replace(draft, path)
-        sync_folder(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise storage_error("write", str(path), error) from error
 
@@ -236,14 +237,6 @@ def draft_file(path: Path, data: bytes) -> Path:
             draft.unlink()
         raise storage_error("write", str(path), error) from error
     return draft
-
-
-def sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _framed(payload: str) -> bytes:

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import make_folder
 from kedge.errors import storage_error
 
-from .journal import draft_file, sync_folder
+from .journal import draft_file
 
 INSIDE = ".kedge"  # the folder that no job can be named like
 DEFAULT = "default"
@@ -42,7 +43,7 @@ class ShownFiles:
             if not path.parent.is_dir():
                 make_folder(path.parent)
                 for folder in (path.parent.parent, path.parent.parent.parent, self._folder):
-                    sync_folder(folder)
+                    sync_directory(folder)
         except OSError as error:
             raise storage_error("write", str(path), error) from error
         return draft_file(path, data)
@@ -60,7 +61,7 @@ class ShownFiles:
                 continue
             try:
                 os.replace(draft, path)
-                sync_folder(path.parent)
+                sync_directory(path.parent)
             except OSError as error:
                 raise storage_error("write", str(path), error) from error
 

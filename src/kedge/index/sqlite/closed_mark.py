@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from kedge.blobs.direct import sync_data, sync_directory
 from kedge.blobs.group_files import OWN_FILE, share
 from kedge.errors import Corrupted, storage_error
 
@@ -116,11 +117,7 @@ class IndexState:
             share(self.path)
             os.pwrite(handle, Closing().text(), 0)
             os.fsync(handle)
-            folder = os.open(os.path.dirname(os.path.abspath(self.path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_directory(os.path.dirname(os.path.abspath(self.path)))
         except OSError:
             os.unlink(self.path)
             os.close(handle)
@@ -178,7 +175,7 @@ class IndexState:
         assert self._fd is not None
         with _named(self.path):
             os.pwrite(self._fd, said.text(), 0)
-            os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
+            sync_data(self._fd)
 
 
 def lacks_log(index: str) -> bool:
