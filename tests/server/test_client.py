@@ -246,9 +246,9 @@ def test_every_operation_is_a_call(store: kedge.CheckpointManager) -> None:
         if isinstance(endpoint, Endpoint):
             wanted = inspect.signature(endpoint._describe).parameters.values()
             needed = [each for each in wanted if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
-            given = {each.name: values.get(each.annotation.removesuffix(" | None"), {}) for each in needed}
-            described.append(endpoint._describe(**given))
-    described.append(Endpoints.__dict__["retention"]._describe(policy, dry_run=False))
+            given = {each.name: values.get(each.annotation.removesuffix(" | None"), {}) for each in needed[1:]}
+            described.append(endpoint._describe(None, **given))
+    described.append(Endpoints.__dict__["retention"]._describe(None, policy, dry_run=False))
     missing = set()
     for path, operations in create_app(store).openapi()["paths"].items():
         shape = re.compile(re.sub(r"\{\w+\}", "[^/]+", path))

@@ -306,7 +306,7 @@ class Endpoints:
 
     @Endpoint
     def add_step(
-        self, execution_id: str, name: str, agent_id: str, input_data: object = None, **more: object
+        self, /, execution_id: str, name: str, agent_id: str, input_data: object = None, **more: object
     ) -> Call[Document]:
         """Begin a step of an execution; `more` is approval_required, expires_s, on_denied."""
         body = {"checkpoint_name": name, "agent_id": agent_id, "input_data": input_data, **more}

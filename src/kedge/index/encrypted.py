@@ -174,41 +174,22 @@ class EncryptedIndex(SealedRows):
         return keys
 
     def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
-        read, tagged = partial(self.inner.list, self._hide("job", job)), partial(self._tagged, wanted.tags)
-        return self._select(read, lambda row: tagged(self._open(row)), lambda row: row, wanted)
+        def page(some: Selection) -> Checkpoints:
+            look = partial(self.inner.list, self._hide("job", job), some)
+            return self._confirmed(look, lambda rows: [self._tagged(wanted.tags, self._open(row)) for row in rows])
+
+        return _select(page, lambda row: row, self._sealed_selection(wanted), wanted)
 
     def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[_Row]:
-        read = partial(self.inner.list_stored, self._hide("job", job))
-        return self._select(read, partial(self._shown_row, wanted.tags), lambda row: row[0], wanted)
+        def page(some: Selection) -> Sequence[_Row]:
+            look = partial(self.inner.list_stored, self._hide("job", job), some)
+            return self._confirmed(look, lambda rows: [self._shown_row(wanted.tags, row) for row in rows])
 
-    def _select(
-        self,
-        read: Callable[[Selection], Sequence[_T]],
-        open_: Callable[[_T], _T],
-        checkpoint_of: Callable[[_T], Checkpoint],
-        wanted: Selection,
-    ) -> list[_T]:
-        """Rows of the inner index that are wanted, opened. Only what is open can be compared with metadata."""
+        return _select(page, lambda row: row[0], self._sealed_selection(wanted), wanted)
 
-        def page(some: Selection) -> list[_T]:
-            return self._confirmed(partial(read, some), lambda rows: [open_(row) for row in rows])
-
-        sealed = replace(wanted, tags=self._seal_wanted(wanted.tags), metadata={})
-        if not wanted.metadata:
-            return page(sealed)
-        chosen: list[_T] = []
-        while wanted.limit is None or len(chosen) < wanted.limit:
-            if wanted.is_forward:
-                rows = page(replace(sealed, limit=_PAGE, after=sealed.after or 0))
-                sealed = replace(sealed, after=checkpoint_of(rows[-1]).seq if rows else sealed.after)
-            else:
-                rows = page(replace(sealed, limit=_PAGE))[::-1]
-                sealed = replace(sealed, before=checkpoint_of(rows[-1]).seq if rows else sealed.before)
-            chosen += [row for row in rows if wanted.matches(checkpoint_of(row).metadata)]
-            if len(rows) < _PAGE:
-                break
-        chosen = chosen[: wanted.limit]
-        return chosen if wanted.is_forward else chosen[::-1]
+    def _sealed_selection(self, wanted: Selection) -> Selection:
+        """What the inner index can look for."""
+        return replace(wanted, tags=self._seal_wanted(wanted.tags), metadata={})
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))
@@ -428,3 +409,27 @@ class EncryptedIndex(SealedRows):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def _select(
+    page: Callable[[Selection], Sequence[_T]],
+    checkpoint_of: Callable[[_T], Checkpoint],
+    sealed: Selection,
+    wanted: Selection,
+) -> list[_T]:
+    """The rows that are wanted, from pages of what `sealed` asks for: only what is open has metadata to compare."""
+    if not wanted.metadata:
+        return list(page(sealed))
+    chosen: list[_T] = []
+    while wanted.limit is None or len(chosen) < wanted.limit:
+        if wanted.is_forward:
+            rows = page(replace(sealed, limit=_PAGE, after=sealed.after or 0))
+            sealed = replace(sealed, after=checkpoint_of(rows[-1]).seq if rows else sealed.after)
+        else:
+            rows = page(replace(sealed, limit=_PAGE))[::-1]
+            sealed = replace(sealed, before=checkpoint_of(rows[-1]).seq if rows else sealed.before)
+        chosen += [row for row in rows if wanted.matches(checkpoint_of(row).metadata)]
+        if len(rows) < _PAGE:
+            break
+    chosen = chosen[: wanted.limit]
+    return chosen if wanted.is_forward else chosen[::-1]
