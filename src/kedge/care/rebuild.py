@@ -7,20 +7,18 @@ that is well it does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kedge.errors import Conflict
-from kedge.model import CheckpointStatus, to_us
-from kedge.ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
+from kedge.errors import Conflict, Corrupted, Validation
+from kedge.model import CheckpointStatus, parse_name, to_us
+from kedge.ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint, digest_of
 from kedge.store.chunk_reader import ChunkReader
 from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
-
-from .repair import add_saves, chunks_of, in_order, open_rows, wrong_key
 
 if TYPE_CHECKING:
     from kedge.crypto import FoundKeys
@@ -35,16 +33,26 @@ class RebuildReport:
     packs: int  # read
     found: int  # checkpoints they tell of
     added: int  # to the index, which did not have them
+    from_packs: int  # of those, known from packs alone
     corrupted: tuple[str, ...]  # of those, IDs that cannot be loaded: packs with chunks of theirs are gone
     locked: Mapping[str, int]  # saves under other keys, by the ID of the master key
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was found of a namespace elsewhere, and is better than what packs tell."""
+
+    rows: Sequence[NewCheckpoint] = ()  # as an index has them
+    chunks: Sequence[Chunk] = ()
+    deleted: Collection[str] = ()  # IDs that packs may still tell of
+
+
 @dataclass(slots=True)
 class _Found:
-    """What the packs contain one namespace."""
+    """What the packs contain of one namespace."""
 
-    records: dict[str, NewCheckpoint]
-    places: dict[bytes, Chunk]
+    records: dict[str, NewCheckpoint] = field(default_factory=dict)
+    places: dict[bytes, Chunk] = field(default_factory=dict)
 
 
 def rebuild(
@@ -53,41 +61,53 @@ def rebuild(
     *,
     actor: str,
     keys: FoundKeys | None = None,
-    known: Mapping[str, Sequence[NewCheckpoint]] = MappingProxyType({}),
+    known: Mapping[str, Known] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> RebuildReport:
     """Add to the index of each namespace what the packs know. `progress(done, total)` counts packs.
 
     Of an encrypted store, `keys` are those of the index, and gather what the packs say of older ones.
-    `known` are rows by namespace, as an index has them, that were found elsewhere and are better than those of packs.
     Nobody should save meanwhile: a save between its packs and its commit would be taken for a lost one.
     """
     packs = dict(blobs.packs())
     by_namespace: dict[str, _Found] = {}
     opening = keys or NoKeys()
     for record in read_packs(blobs, packs, opening, progress):
-        found = by_namespace.setdefault(record.namespace, _Found({}, {}))
+        found = by_namespace.setdefault(record.namespace, _Found())
         for chunk in record.chunks:
             if chunk.pack in packs:
                 found.places.setdefault(chunk.digest, chunk)
-        add_saves(found.records, record.saves)
-    if opening.locked and not by_namespace and not known:
-        raise wrong_key(opening.locked, keys)
-    added = 0
+        _add_saves(found.records, record.saves)
+    if opening.locked and not by_namespace and not any(of_namespace.rows for of_namespace in known.values()):
+        raise _wrong_key(opening.locked, keys)
+    added = from_packs = 0
     corrupted: list[str] = []
     for namespace in {*by_namespace, *known}:
-        found = by_namespace.setdefault(namespace, _Found({}, {}))
+        found, elsewhere = by_namespace.setdefault(namespace, _Found()), known.get(namespace, Known())
+        found.places.update(_present(elsewhere.chunks, packs))
         with open_store(namespace) as store:
-            rows, lost = open_rows(store, known.get(namespace, ()))
-            found.records.update(rows)
+            rows, lost = _open_rows(store, elsewhere.rows)
+            told = {i: record for i, record in found.records.items() if i not in elsewhere.deleted}
+            found.records = {**told, **rows}
             new, damaged = _add(store, found, actor)
-        added += new
-        corrupted += [*lost, *damaged]
+        added += len(new)
+        from_packs += len(new - rows.keys())
+        corrupted += [*(i for i in lost if i not in found.records), *damaged]
     count = sum(len(found.records) for found in by_namespace.values())
-    return RebuildReport(len(packs), count, added, tuple(corrupted), dict(opening.locked))
+    return RebuildReport(len(packs), count, added, from_packs, tuple(corrupted), dict(opening.locked))
 
 
-def _add(store: LocalStore, found: _Found, actor: str) -> tuple[int, list[str]]:
+def _present(chunks: Iterable[Chunk], packs: Mapping[str, int]) -> Iterator[tuple[bytes, Chunk]]:
+    """Those that are not in packs that are gone: perhaps another one has them."""
+    for chunk in chunks:
+        if not chunk.pack or chunk.pack in packs:
+            yield chunk.digest, chunk
+        elif chunk.data is not None:
+            yield chunk.digest, replace(chunk, pack="", offset=0)
+
+
+def _add(store: LocalStore, found: _Found, actor: str) -> tuple[set[str], list[str]]:
+    """The IDs that the index has now and had not, and those of them that cannot be loaded."""
     deleted = _deleted(store.index)
     missing = {i: r for i, r in found.records.items() if i not in deleted and not store.knows(i)}
 
@@ -97,10 +117,10 @@ def _add(store: LocalStore, found: _Found, actor: str) -> tuple[int, list[str]]:
         return {d: known.get(d) or found.places[d] for d in digests if d in known or d in found.places}
 
     store.reader = ChunkReader(store.blobs, lambda digests: locate(list(digests)), store.pool, store.vault)
-    added = 0
+    added: set[str] = set()
     corrupted: list[str] = []
-    for record in in_order(missing.values()):
-        chunks, status = chunks_of(store, record, locate)
+    for record in _in_order(missing.values()):
+        chunks, status = _chunks_of(store, record, locate)
         parent = record.parent if record.parent and store.knows(record.parent) else None
         whole = replace(_keyed(store.index, record), new_chunks=chunks, parent=parent, status=status)
         try:
@@ -110,7 +130,7 @@ def _add(store: LocalStore, found: _Found, actor: str) -> tuple[int, list[str]]:
             status = CheckpointStatus.CORRUPTED
             if not _commit(store.index, replace(whole, new_chunks=(), status=status), actor):
                 continue
-        added += 1
+        added.add(record.id)
         if status is CheckpointStatus.CORRUPTED:
             corrupted.append(record.id)
     return added, corrupted
@@ -152,3 +172,83 @@ def _deleted(index: Index) -> set[str]:
         deleted.update(e.checkpoint for e in events if e.action == "delete" and e.checkpoint)
         position = events[-1].id
     return deleted
+
+
+def _open_rows(store: LocalStore, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
+    """Records of the old index by ID, and the IDs of those that do not decrypt, which are gone."""
+    if store.vault is None:
+        return {row.id: row for row in rows}, []
+    from kedge.index.encrypted import EncryptedIndex
+
+    assert isinstance(store.index, EncryptedIndex)
+    records: dict[str, NewCheckpoint] = {}
+    lost: list[str] = []
+    for row in rows:
+        try:
+            records[row.id] = store.index.open_record(row)
+        except Corrupted:
+            lost.append(row.id)
+    return records, lost
+
+
+def _wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
+    """Before anything was added: who gave the wrong key must not take the store for empty, and let gc empty it."""
+    given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
+    return Validation(
+        f"the packs contain {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
+        hint="give the right one: --key, $KEDGE_KEY or $KEDGE_KEY_FILE; a new database must be emptied first: "
+        "DROP SCHEMA kedge CASCADE",
+    )
+
+
+def _add_saves(known: dict[str, NewCheckpoint], saves: Iterable[NewCheckpoint]) -> None:
+    """Of several records of one save, those that tell its number know more."""
+    for save in saves:
+        if save.id not in known or (save.seq is not None and known[save.id].seq is None):
+            known[save.id] = save
+
+
+def _in_order(records: Iterable[NewCheckpoint]) -> list[NewCheckpoint]:
+    """Records as an index takes them: by number where it is known, else by time, no child before its parent, and each
+    idempotency key once."""
+    for record in records:
+        parse_name("job", record.job)
+    in_line = sorted(records, key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
+    return _parents_first(_with_own_keys(in_line))
+
+
+def _with_own_keys(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
+    """An idempotency key was used again only after its checkpoint was deleted: the last that had it has it."""
+    owners = {(r.job, r.idempotency_key): r.id for r in records if r.idempotency_key is not None}
+    return [
+        r if r.idempotency_key is None or owners[r.job, r.idempotency_key] == r.id else replace(r, idempotency_key=None)
+        for r in records
+    ]
+
+
+def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
+    """The same records, every parent before its children: the index takes no child without its parent."""
+    by_id = {r.id: r for r in records}
+    placed: dict[str, NewCheckpoint] = {}
+    for record in records:
+        line: dict[str, NewCheckpoint] = {}
+        above: NewCheckpoint | None = record
+        while above is not None and above.id not in placed and above.id not in line:
+            line[above.id] = above
+            above = by_id.get(above.parent) if above.parent else None
+        placed.update(reversed(line.items()))
+    return list(placed.values())
+
+
+def _chunks_of(
+    store: LocalStore, record: NewCheckpoint, locate: Callable[[list[bytes]], dict[bytes, Chunk]]
+) -> tuple[list[Chunk], CheckpointStatus]:
+    """The chunks a record names, as far as they are there, and what that makes of it."""
+    if digest_of(record.manifest) != record.digest:
+        return [], CheckpointStatus.CORRUPTED
+    try:
+        digests = sorted(set(store.chunks(record.manifest)))
+    except Corrupted:  # what could not be read at all ends the repair: it may be sound
+        return [], CheckpointStatus.CORRUPTED
+    chunks = list(locate(digests).values())
+    return chunks, record.status if len(chunks) == len(digests) else CheckpointStatus.CORRUPTED

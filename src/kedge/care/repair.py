@@ -11,9 +11,9 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,10 @@ from kedge.index.sqlite.closed_mark import SUFFIX as STATE
 from kedge.index.sqlite.closed_mark import lacks_log
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.salvage import Salvaged, put_jobs, salvage
-from kedge.model import CheckpointStatus, parse_name
-from kedge.ports import Chunk, NewCheckpoint, digest_of
-from kedge.store.chunk_reader import ChunkReader
 from kedge.store.directory import INDEX, PACKS, Marker, absolute, locked, read_keyrings, read_marker, write_marker
 from kedge.store.local import LocalStore
-from kedge.store.record import NoKeys, read_packs
+
+from .rebuild import Known, rebuild
 
 if TYPE_CHECKING:
     from kedge.crypto import FoundKeys, MasterKey
@@ -68,12 +66,39 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
             store_id = marker.store_id if marker else found.meta.get("store_id") or os.urandom(16).hex()
             keys = _find_keys(path, store_id, found, master, marker)
             new = path / _next_index(path, old.name)
-            count, from_packs, corrupted = _rebuild(path, new, store_id, found, keys, actor)
+            with closing(PackBlobs(str(path / PACKS))) as blobs:
+                opened = _opening(new, blobs, store_id, found, keys, actor)
+                report = rebuild(blobs, opened, actor=actor, keys=keys, known=_known(found, keys))
             sync_directory(path)
             write_marker(path, Marker(store_id, new.name, is_encrypted=keys is not None))
             has_old = old.exists()
             kept = _put_aside(path, old)
-    return RepairReport(count, from_packs, corrupted, found.is_complete and not is_cut, str(kept) if has_old else "")
+    is_complete = found.is_complete and not is_cut
+    return RepairReport(report.added, report.from_packs, report.corrupted, is_complete, str(kept) if has_old else "")
+
+
+def _known(found: Salvaged, keys: FoundKeys | None) -> dict[str, Known]:
+    """What the old index still gives, by namespace."""
+    namespaces = {"default", *found.checkpoints, *found.jobs, *found.chunks, *(keys.namespaces if keys else ())}
+    return {
+        name: Known(found.checkpoints.get(name, ()), found.chunks.get(name, ()), found.deleted) for name in namespaces
+    }
+
+
+def _opening(
+    new: Path, blobs: PackBlobs, store_id: str, found: Salvaged, keys: FoundKeys | None, actor: str
+) -> Callable[[str], AbstractContextManager[LocalStore]]:
+    @contextmanager
+    def opened(namespace: str) -> Iterator[LocalStore]:
+        index = SqliteIndex(str(new), namespace=namespace, store_id=store_id)
+        store = LocalStore(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
+        try:
+            yield store
+        finally:
+            store.index.close()
+        put_jobs(new, namespace, found.jobs.get(namespace, []))
+
+    return opened
 
 
 def _find_keys(
@@ -84,6 +109,11 @@ def _find_keys(
     kept = {name.removeprefix("keyring:"): text for name, text in found.meta.items() if name.startswith("keyring:")}
     if not copies and not kept and not (marker and marker.is_encrypted):
         return None
+    return gather_keys(master, [(store_id, *keyring) for keyring in [*kept.items(), *copies.items()]])
+
+
+def gather_keys(master: MasterKey | None, keyrings: Sequence[tuple[str, str, str]]) -> FoundKeys:
+    """The keys in keyrings, each with the ID of its store and its namespace."""
     if master is None:
         raise Validation(
             "this store is encrypted, and no key was given",
@@ -92,41 +122,10 @@ def _find_keys(
     from kedge.crypto import FoundKeys
 
     keys = FoundKeys(master)
-    keys.refuse_wrong_master([*kept.values(), *copies.values()])
-    for namespace, text in [*kept.items(), *copies.items()]:
-        keys.add(store_id, namespace, text)
+    keys.refuse_wrong_master([text for _, _, text in keyrings])
+    for keyring in keyrings:
+        keys.add(*keyring)
     return keys
-
-
-def _rebuild(
-    path: Path, new: Path, store_id: str, found: Salvaged, keys: FoundKeys | None, actor: str
-) -> tuple[int, int, tuple[str, ...]]:
-    """Fill a new index; answers how many checkpoints it has, how many only packs knew, which are damaged."""
-    places: dict[str, dict[bytes, Chunk]] = {ns: {c.digest: c for c in rows} for ns, rows in found.chunks.items()}
-    blobs = PackBlobs(str(path / PACKS))
-    corrupted: list[str] = []
-    count = from_packs = 0
-    try:
-        opening = keys or NoKeys()
-        told = _read_packs(blobs, places, opening)
-        if opening.locked and not told and not found.checkpoints:
-            raise wrong_key(opening.locked, keys)
-        for namespace in {"default", *found.checkpoints, *told, *found.jobs, *(keys.namespaces if keys else ())}:
-            index = SqliteIndex(str(new), namespace=namespace, store_id=store_id)
-            store = LocalStore(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
-            records, lost = open_rows(store, found.checkpoints.get(namespace, []))
-            for checkpoint_id, record in told.get(namespace, {}).items():
-                if checkpoint_id not in found.deleted and checkpoint_id not in records:  # the index knows better
-                    records[checkpoint_id] = record
-                    from_packs += 1
-            corrupted += [checkpoint_id for checkpoint_id in lost if checkpoint_id not in records]
-            corrupted += _fill(store, records, places.get(namespace, {}), actor)
-            count += len(records)
-            store.index.close()
-            put_jobs(new, namespace, found.jobs.get(namespace, []))
-    finally:
-        blobs.close()
-    return count, from_packs, tuple(corrupted)
 
 
 def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: str) -> LocalStore:
@@ -141,23 +140,6 @@ def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: st
     index.set_keyring(text, key_id_of(text), replacing=index.keyring(), actor=who)
     vault = Vault(keys.master, index.store_id, index.namespace, index.keyring)
     return LocalStore(EncryptedIndex(index, vault), blobs, vault)
-
-
-def open_rows(store: LocalStore, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
-    """Records of the old index by ID, and the IDs of those that do not decrypt, which are gone."""
-    if store.vault is None:
-        return {row.id: row for row in rows}, []
-    from kedge.index.encrypted import EncryptedIndex
-
-    assert isinstance(store.index, EncryptedIndex)
-    records: dict[str, NewCheckpoint] = {}
-    lost: list[str] = []
-    for row in rows:
-        try:
-            records[row.id] = store.index.open_record(row)
-        except Corrupted:
-            lost.append(row.id)
-    return records, lost
 
 
 @contextmanager
@@ -213,106 +195,3 @@ def _put_aside(path: Path, old: Path) -> Path:
             os.rename(part, str(kept) + suffix)
     sync_directory(path)
     return kept
-
-
-def _read_packs(
-    blobs: PackBlobs, places: dict[str, dict[bytes, Chunk]], keys: FoundKeys | NoKeys
-) -> dict[str, dict[str, NewCheckpoint]]:
-    """What the packs say of themselves: places of chunks the index lacks, and records by namespace and ID."""
-    sizes = dict(blobs.packs())
-    for of_namespace in places.values():
-        for digest, chunk in [(d, c) for d, c in of_namespace.items() if c.pack and c.pack not in sizes]:
-            if chunk.data is None:
-                del of_namespace[digest]  # the pack is gone; perhaps another one has the chunk
-            else:
-                of_namespace[digest] = replace(chunk, pack="", offset=0)
-    told: dict[str, dict[str, NewCheckpoint]] = {}
-    for record in read_packs(blobs, sizes, keys):
-        known = places.setdefault(record.namespace, {})
-        for chunk in record.chunks:
-            if chunk.pack in sizes:
-                known.setdefault(chunk.digest, chunk)
-        add_saves(told.setdefault(record.namespace, {}), record.saves)
-    return told
-
-
-def wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
-    """Before anything was added: who gave the wrong key must not take the store for empty, and let gc empty it."""
-    given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
-    return Validation(
-        f"the packs contain {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
-        hint="give the right one: --key, $KEDGE_KEY or $KEDGE_KEY_FILE; a new database must be emptied first: "
-        "DROP SCHEMA kedge CASCADE",
-    )
-
-
-def add_saves(known: dict[str, NewCheckpoint], saves: Iterable[NewCheckpoint]) -> None:
-    """Of several records of one save, those that tell its number know more."""
-    for save in saves:
-        if save.id not in known or (save.seq is not None and known[save.id].seq is None):
-            known[save.id] = save
-
-
-def _fill(store: LocalStore, records: dict[str, NewCheckpoint], places: dict[bytes, Chunk], actor: str) -> list[str]:
-    """Commit the records with the chunks they name; those that miss some are kept, marked as corrupted."""
-
-    def locate(digests: Sequence[bytes]) -> dict[bytes, Chunk]:
-        return {digest: places[digest] for digest in digests if digest in places}
-
-    # The new index does not know the chunks yet.
-    store.reader = ChunkReader(store.blobs, locate, store.pool, store.vault)
-    lost: list[str] = []
-    for record in in_order(records.values()):
-        chunks, status = chunks_of(store, record, locate)
-        if status is CheckpointStatus.CORRUPTED:
-            lost.append(record.id)
-        parent = record.parent if record.parent in records else None
-        whole = replace(record, new_chunks=chunks, reused_chunks=(), parent=parent, status=status)
-        store.index.commit([whole], actor=actor)
-    return lost
-
-
-def in_order(records: Iterable[NewCheckpoint]) -> list[NewCheckpoint]:
-    """Records as an index takes them: by number where it is known, else by time, no child before its parent, and each
-    idempotency key once."""
-    for record in records:
-        parse_name("job", record.job)
-    in_line = sorted(records, key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
-    return _parents_first(_with_own_keys(in_line))
-
-
-def _with_own_keys(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
-    """An idempotency key was used again only after its checkpoint was deleted: the last that had it has it."""
-    owners = {(r.job, r.idempotency_key): r.id for r in records if r.idempotency_key is not None}
-    return [
-        r if r.idempotency_key is None or owners[r.job, r.idempotency_key] == r.id else replace(r, idempotency_key=None)
-        for r in records
-    ]
-
-
-def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
-    """The same records, every parent before its children: the index takes no child without its parent."""
-    by_id = {r.id: r for r in records}
-    placed: dict[str, NewCheckpoint] = {}
-    for record in records:
-        line: dict[str, NewCheckpoint] = {}
-        above: NewCheckpoint | None = record
-        while above is not None and above.id not in placed and above.id not in line:
-            line[above.id] = above
-            above = by_id.get(above.parent) if above.parent else None
-        placed.update(reversed(line.items()))
-    return list(placed.values())
-
-
-def chunks_of(
-    store: LocalStore, record: NewCheckpoint, locate: Callable[[list[bytes]], dict[bytes, Chunk]]
-) -> tuple[list[Chunk], CheckpointStatus]:
-    """The chunks a record names, as far as they are there, and what that makes of it."""
-    if digest_of(record.manifest) != record.digest:
-        return [], CheckpointStatus.CORRUPTED
-    try:
-        digests = sorted(set(store.chunks(record.manifest)))
-    except Corrupted:  # what could not be read at all ends the repair: it may be sound
-        return [], CheckpointStatus.CORRUPTED
-    chunks = list(locate(digests).values())
-    return chunks, record.status if len(chunks) == len(digests) else CheckpointStatus.CORRUPTED

@@ -27,7 +27,7 @@ from kedge import codec
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import make_own_folder
 from kedge.blobs.packs import PackBlobs
-from kedge.errors import Corrupted, NotFound, Validation, storage_error
+from kedge.errors import Corrupted, NotFound, storage_error
 from kedge.index.files.index import FilesIndex, make_folder
 from kedge.index.files.journal import Journal, write_file
 from kedge.index.files.shown_files import DEFAULT, INSIDE
@@ -38,8 +38,8 @@ from kedge.store.local import LocalStore
 from kedge.store.manifest import pack_tree
 from kedge.store.readable_files import view
 
-from .rebuild import rebuild
-from .repair import RepairReport, behind_keys
+from .rebuild import Known, rebuild
+from .repair import RepairReport, behind_keys, gather_keys
 
 if TYPE_CHECKING:
     from kedge.crypto import FoundKeys, MasterKey
@@ -66,8 +66,8 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
         keys = _find_keys(inside, new, told, master)
         blobs = PackBlobs(str(inside / "packs"))
         try:
-            rows = {namespace: [row for row in found.values() if row] for namespace, found in told.items()}
-            report = rebuild(blobs, _opening(inside, new, keys, actor), actor=actor, keys=keys, known=rows)
+            known = {namespace: Known([row for row in found.values() if row]) for namespace, found in told.items()}
+            report = rebuild(blobs, _opening(inside, new, keys, actor), actor=actor, keys=keys, known=known)
         finally:
             blobs.close()
         count, is_lost = _put_aside(path, new, told)
@@ -148,21 +148,11 @@ def _find_keys(inside: Path, new: Path, told: Told, master: MasterKey | None) ->
                 kept[namespace] = index.store_id, text
     if not copies and not kept:
         return None
-    if master is None:
-        raise Validation(
-            "this store is encrypted, and no key was given",
-            hint="give it: --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
-        )
-    from kedge.crypto import FoundKeys
-
-    keys = FoundKeys(master)
-    keys.refuse_wrong_master([*copies.values(), *(text for _, text in kept.values())])
-    for namespace, text in copies.items():  # the newest
-        store_id = kept[namespace][0] if namespace in kept else str(json.loads(text)["bound_to"])
-        keys.add(store_id, namespace, text)
-    for namespace, (store_id, text) in kept.items():
-        keys.add(store_id, namespace, text)
-    return keys
+    newest = [
+        (kept[name][0] if name in kept else str(json.loads(text)["bound_to"]), name, text)
+        for name, text in copies.items()
+    ]
+    return gather_keys(master, [*newest, *((store_id, name, text) for name, (store_id, text) in kept.items())])
 
 
 def _opening(inside: Path, new: Path, keys: FoundKeys | None, actor: str) -> Callable[[str], Any]:
