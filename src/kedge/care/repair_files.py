@@ -148,11 +148,16 @@ def _find_keys(inside: Path, new: Path, told: Told, master: MasterKey | None) ->
                 kept[namespace] = index.store_id, text
     if not copies and not kept:
         return None
-    newest = [
-        (kept[name][0] if name in kept else str(json.loads(text)["bound_to"]), name, text)
-        for name, text in copies.items()
-    ]
+    newest = [(kept[name][0] if name in kept else _bound_to(text), name, text) for name, text in copies.items()]
     return gather_keys(master, [*newest, *((store_id, name, text) for name, (store_id, text) in kept.items())])
+
+
+def _bound_to(keyring: str) -> str:
+    """The ID of the store that a keyring was sealed for; "" for a damaged one, which opens for no store."""
+    try:
+        return str(json.loads(keyring)["bound_to"])
+    except (ValueError, TypeError, KeyError):
+        return ""
 
 
 def _opening(inside: Path, new: Path, keys: FoundKeys | None, actor: str) -> Callable[[str], Any]:
