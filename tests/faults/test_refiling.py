@@ -163,6 +163,18 @@ def test_a_store_that_is_open_follows_to_a_journal_that_numbers_all_anew(tmp_pat
         assert store.verify().is_ok
 
 
+def test_a_damaged_copy_of_the_keyring_stops_no_repair(tmp_path: Path) -> None:
+    place, key = tmp_path / "store", KEYS["encrypted"]
+    with kedge.open(f"files:{place}", **key) as store:
+        state = os.urandom(100_000)
+        saved = store.save("job", "step", state)
+    (place / ".kedge" / "journal").unlink()
+    (place / ".kedge" / "keyrings").write_text('{"default": "{}"}')
+    refile(place, actor="tests", master=_master("encrypted"))
+    with kedge.open(f"files:{place}", **key) as store:
+        assert store.load(saved) == state  # its pack has the keys too
+
+
 def _master(how: str) -> Any:
     if how == "plain":
         return None
