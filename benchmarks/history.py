@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import kedge
-from kedge.store.record import record_of
+from kedge.ports import NewCheckpoint
 
 from .harness import Bench, Row, log, milliseconds, timed
 
@@ -49,7 +49,7 @@ def _filled(bench: Bench, name: str, count: int) -> kedge.CheckpointManager:
     store = kedge.open(bench.fresh(name) / "store")
     index = store.store.index
     first = store.save("job", "step", _state())
-    template = replace(record_of(*index.read(first)), job="job")
+    template = replace(NewCheckpoint.of(*index.read(first)), job="job")
     others = min(OTHER_JOBS, count // 100)
     for start in range(1, count, BATCH):
         records = [

@@ -40,7 +40,7 @@ from .store import Save, Store, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.methods import ReadingManager
 from .store.received import Received
-from .store.request import Request, parse_request, request_of
+from .store.request import Request, parse_request, request_again
 from .store.rope import PartedTree
 from .urls import FORMS, Lock, find_lock, needing, open_store
 
@@ -225,7 +225,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         source = self.store.read(parse_name("checkpoint ID", checkpoint_id))
         state = self.load_stored(source)
         job = source[0].job if job_id is None else parse_name("job", job_id)
-        request = request_of(source[0], job=job, parent=source[0].id, created_us=None, lease=lease)
+        request = request_again(source[0], job=job, parent=source[0].id, created_us=None, lease=lease)
         return self.store.branch(source, request, actor=self.actor), state
 
     def delete(self, job_id: str, checkpoint_id: str) -> bool:

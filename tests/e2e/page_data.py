@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 
 import kedge
+from kedge.ports import NewCheckpoint
 from kedge.process.workflow import Workflows
-from kedge.store.record import record_of
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 RTL = "מחיר סופי \u202e gnp.exe"
@@ -49,7 +49,7 @@ def fill_job(store: kedge.CheckpointManager, job: str, count: int) -> None:
     """A long history, in one transaction."""
     first = store.save(job, "step 1", {"n": 1})
     index = store.store.index
-    template = replace(record_of(*index.read(first)), job=job)
+    template = replace(NewCheckpoint.of(*index.read(first)), job=job)
     records = [
         replace(template, id=f"step_{1_700_000_000 + n}_{n:08x}", created_us=template.created_us + n)
         for n in range(1, count)
@@ -62,7 +62,7 @@ def fill_days(store: kedge.CheckpointManager, jobs: dict[str, int], days: int = 
     index = store.store.index
     for job, bytes_a_day in jobs.items():
         first = store.save(job, "day", {"n": 0})
-        template = replace(record_of(*index.read(first)), job=job)
+        template = replace(NewCheckpoint.of(*index.read(first)), job=job)
         records = []
         for n in range(days):
             size = int(bytes_a_day * (0.4 + n / days) * (1 + 0.5 * math.sin(n * 1.7)))

@@ -14,7 +14,7 @@ from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import Selection, pages
 from kedge.store import lease
 from kedge.store.local import LocalStore
-from kedge.store.request import request_of
+from kedge.store.request import request_again
 from kedge.urls import Lock, find_keys, keep_keyring, open_found
 
 from . import Progress
@@ -138,7 +138,7 @@ class LocalCare:
                 parent = renamed.get(source[0].parent or "", source[0].parent)
                 if parent is not None and not self._store.knows(parent):
                     parent = None  # deleted: the line of ancestors begins here
-                request = request_of(
+                request = request_again(
                     source[0], job=new_job, parent=parent, idempotency_key=_copy_key(source[0]), lease=held
                 )
                 copies.append(self._store.branch(source, request, actor=actor))

@@ -26,10 +26,9 @@ from kedge.crypto import Keyring, MasterKey, key_id_of, open_keyring, seal_keyri
 from kedge.errors import Conflict, Corrupted, LeaseHeld, Validation
 from kedge.index.encrypted import EncryptedIndex
 from kedge.model import Checkpoint, Lease
-from kedge.ports import KEYS, ChunksGone, KeysChanged
+from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint
 from kedge.store import lease as leases
 from kedge.store.local import LocalStore
-from kedge.store.record import record_of
 
 _MAX_ATTEMPTS = 8
 _LEASE_S = 30.0
@@ -132,7 +131,7 @@ def _rewrite_one(
     store: LocalStore, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str
 ) -> bool:
     """False if a chunk of it cannot be read. A checkpoint that was deleted meanwhile needs nothing."""
-    record = replace(record_of(checkpoint, packed), lease_token=lease.token)
+    record = replace(NewCheckpoint.of(checkpoint, packed), lease_token=lease.token)
     for _ in range(_MAX_ATTEMPTS):
         try:
             with store.under_current_key(record) as current:

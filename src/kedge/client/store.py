@@ -21,7 +21,7 @@ from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
 from kedge.store.loading import Loading
 from kedge.store.manifest import Manifest, pack_manifest, pack_tree, root_of
 from kedge.store.received import Received, SendAgain
-from kedge.store.request import Request, request_of_record
+from kedge.store.request import Request, request_of
 from kedge.store.rope import PartedTree, write_parts
 from kedge.store.streams import add_streams
 from kedge.store.wire import DIGEST_BYTES, LENGTH_BYTES, SAVE_TYPE, parse_length
@@ -85,10 +85,6 @@ class HttpStore(Loading):
     ) -> Checkpoint:
         head = {
             **request.to_json(),
-            "idempotency_key": request.idempotency_key,
-            "takes_key_from": request.takes_key_from,
-            "id": request.checkpoint_id,
-            "created_us": request.created_us,
             "distrusted": [digest.hex() for digest in distrusted],
             "copied": copied,
         }
@@ -341,7 +337,7 @@ class HttpStore(Loading):
             outbox.add_from(exported, read)
             pack = partial(_as_it_is, record.manifest, exported.spilled)
             try:
-                return self._send(request_of_record(record), outbox, pack, distrusted, copied)
+                return self._send(request_of(record), outbox, pack, distrusted, copied)
             except SendAgain as again:
                 distrusted |= frozenset(again.digests)
         raise Conflict(f"the service kept losing chunks that {record.id} needs", hint="run it again")

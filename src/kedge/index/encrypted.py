@@ -50,7 +50,6 @@ from kedge.ports import (
 )
 
 from .group_commit import one_by_one
-from .rows import saved_checkpoint
 from .sealed_rows import TOKEN, Proof, SealedRows, envelope_of
 from .tampering import row_problems
 
@@ -103,7 +102,7 @@ class EncryptedIndex(SealedRows):
     def _answer(self, new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
         """What was saved, or, under an idempotency key, the first one."""
         if found.id == new.id:
-            return saved_checkpoint(new, found.seq, found.digest)
+            return new.saved(found.seq, found.digest)
         look = partial(self.inner.get, found.id)
         return self._confirmed(look, lambda row: self._prove_keyed(new.idempotency_key, row, new.request_digest), found)
 

@@ -119,15 +119,6 @@ def columns_of(new: NewCheckpoint) -> Row:
     )  # fmt: skip
 
 
-def saved_checkpoint(new: NewCheckpoint, seq: int, digest: str) -> Checkpoint:
-    """What a save has become; the same as `checkpoint_of` its row, without reading that."""
-    return Checkpoint(
-        new.id, new.job, seq, new.step, new.level, new.parent, to_datetime(new.created_us), new.status,
-        new.size_bytes, new.stored_bytes, digest, new.codec, new.schema_version, new.tags, new.is_pinned,
-        _decode(new.metadata_json) if new.metadata_json != "{}" else {},
-    )  # fmt: skip
-
-
 def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manifest: bytes) -> NewCheckpoint:
     """The save that wrote a row, as far as the row has it; ValueError, KeyError or TypeError when no save can have."""
     row = CheckpointRow._make(columns)

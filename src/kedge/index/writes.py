@@ -25,7 +25,7 @@ from kedge.ports import (
 )
 
 from .reads import missing
-from .rows import CHECKPOINT, SEQ_BITS, CheckpointRow, Row, checkpoint_of, columns_of, saved_checkpoint
+from .rows import CHECKPOINT, SEQ_BITS, CheckpointRow, Row, checkpoint_of, columns_of
 from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost, now_us
 
 Packs = Mapping[str, int | None]  # numbers by name; None for "", which is the index itself
@@ -116,7 +116,7 @@ class SqlWrites(SqlTransaction):
                 job_no, new.idempotency_key, row, new.request_digest,
             )  # fmt: skip
         self.event("save", actor, new.job, new.id)
-        return saved_checkpoint(new, seq, new.digest.hex())
+        return new.saved(seq, new.digest.hex())
 
     def _count(self, job: JobRow, new: NewCheckpoint, seq: int, ends_lease: bool) -> None:
         last_seq = max(job.last_seq, seq)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import KEEP, IntFlag
@@ -9,7 +10,7 @@ from enum import KEEP, IntFlag
 from blake3 import blake3
 
 from kedge.errors import UnsupportedFormat
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, to_datetime, to_us
 from kedge.version import __version__
 
 Buffer = bytes | bytearray | memoryview
@@ -24,6 +25,8 @@ Outcomes = list[Checkpoint | BaseException]
 Digests = list[bytes]
 References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
 Stored = tuple[Checkpoint, bytes]  # with its manifest; over HTTP, with nothing until its state is asked for
+
+_decode = json.JSONDecoder().decode
 
 FORMAT_VERSION = 1  # of every store, plain or encrypted (I8)
 
@@ -120,6 +123,35 @@ class NewCheckpoint:
     seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
     status: CheckpointStatus = CheckpointStatus.CREATED
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
+
+    @classmethod
+    def of(cls, source: Checkpoint, manifest: bytes) -> NewCheckpoint:
+        """The record of a checkpoint that exists, but for its number, status, idempotency key and chunks."""
+        return cls(
+            id=source.id,
+            job=source.job,
+            step=source.step,
+            level=source.level,
+            created_us=to_us(source.created_at),
+            size_bytes=source.size_bytes,
+            stored_bytes=len(manifest),
+            digest=digest_of(manifest),
+            codec=source.codec,
+            schema_version=source.schema_version,
+            manifest=manifest,
+            parent=source.parent,
+            tags=source.tags,
+            is_pinned=source.is_pinned,
+            metadata_json=json.dumps(dict(source.metadata), ensure_ascii=False, separators=(",", ":")),
+        )
+
+    def saved(self, seq: int, digest: str) -> Checkpoint:
+        """What this has become; the same as a reader makes of its row, without reading that."""
+        return Checkpoint(
+            self.id, self.job, seq, self.step, self.level, self.parent, to_datetime(self.created_us), self.status,
+            self.size_bytes, self.stored_bytes, digest, self.codec, self.schema_version, self.tags, self.is_pinned,
+            _decode(self.metadata_json) if self.metadata_json != "{}" else {},
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SMALL_BYTES = 64 << 10  # of JSON: quick to read, so that such saves share a thread and a commit
 _MAX_PARTS = 1000
 _ENVELOPE = "checkpoint"
+_OPTIONS = SaveOptions.model_fields.keys() - {"step", "lease"}
 
 S = TypeVar("S", bound=SaveOptions)
 
@@ -146,18 +147,9 @@ def parse_save(text: bytes, model: type[S]) -> S:
 
 
 def request_of_save(job: str, wish: SaveOptions, key: str | None) -> Request:
-    return parse_request(
-        job,
-        wish.step,
-        level=wish.level,
-        parent=wish.parent,
-        tags=wish.tags,
-        metadata=wish.metadata,
-        pin=wish.pin,
-        lease=None if wish.lease is None else Lease(job, wish.lease, "", 0),
-        idempotency_key=key,
-        schema_version=wish.schema_version,
-    )
+    lease = None if wish.lease is None else Lease(job, wish.lease, "", 0)
+    options = {name: getattr(wish, name) for name in _OPTIONS}
+    return parse_request(job, wish.step, **options, lease=lease, idempotency_key=key)
 
 
 def _bytes_of(part: object) -> bytes:

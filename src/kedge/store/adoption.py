@@ -16,7 +16,6 @@ from kedge.model import Checkpoint, CheckpointStatus
 from kedge.ports import Checkpoints, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 
 from .chunk_writer import ChunkWriter, settled
-from .record import record_of
 
 if TYPE_CHECKING:
     from .local import LocalStore
@@ -47,7 +46,7 @@ def record_to_export(checkpoint: Checkpoint, packed: bytes, key: tuple[str, byte
     """`key`: the idempotency key of the checkpoint, and what it must match."""
     is_archived = checkpoint.status is CheckpointStatus.ARCHIVED
     return replace(
-        record_of(checkpoint, packed),
+        NewCheckpoint.of(checkpoint, packed),
         idempotency_key=key[0] if key else None,
         request_digest=key[1] if key else b"",
         seq=checkpoint.seq,

@@ -15,7 +15,7 @@ import zstandard
 
 from kedge import codec
 from kedge.errors import Corrupted
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
 from kedge.ports import READABLE, Blobs, Chunk, Encoding, NewCheckpoint, digest_of, unsupported
 from kedge.version import __version__
 
@@ -94,27 +94,6 @@ def branch_record(
         has_chunks=bool(shared),
         reused_chunks=shared,
         request_digest=record.digest,
-    )
-
-
-def record_of(source: Checkpoint, packed: bytes) -> NewCheckpoint:
-    """The record of a checkpoint that exists, but for its number, its status, its idempotency key and its chunks."""
-    return NewCheckpoint(
-        id=source.id,
-        job=source.job,
-        step=source.step,
-        level=source.level,
-        created_us=to_us(source.created_at),
-        size_bytes=source.size_bytes,
-        stored_bytes=len(packed),
-        digest=digest_of(packed),
-        codec=source.codec,
-        schema_version=source.schema_version,
-        manifest=packed,
-        parent=source.parent,
-        tags=source.tags,
-        is_pinned=source.is_pinned,
-        metadata_json=json.dumps(dict(source.metadata), ensure_ascii=False, separators=(",", ":")),
     )
 
 

@@ -19,7 +19,6 @@ from kedge.model import (
     parse_name,
     parse_step,
     parse_tags,
-    to_us,
 )
 from kedge.ports import NewCheckpoint
 
@@ -47,7 +46,7 @@ class Request:
     created_us: int | None = None
 
     def to_json(self) -> Document:
-        """The body of a save over HTTP, but its state; the job and the idempotency key go elsewhere."""
+        """The head of a save over HTTP, but its job."""
         return {
             "step": self.step,
             "level": str(self.level),
@@ -57,26 +56,14 @@ class Request:
             "pin": self.is_pinned,
             "schema_version": self.schema_version,
             "lease": self.lease.token if self.lease else None,
+            "idempotency_key": self.idempotency_key,
+            "takes_key_from": self.takes_key_from,
+            "id": self.checkpoint_id,
+            "created_us": self.created_us,
         }
 
 
-def request_of(checkpoint: Checkpoint, **changes: Any) -> Request:
-    """What would save this checkpoint once more, with a new ID, but for what `changes` says."""
-    request = Request(
-        job=checkpoint.job,
-        step=checkpoint.step,
-        level=checkpoint.level,
-        parent=checkpoint.parent,
-        tags=dict(checkpoint.tags),
-        metadata_json=_to_json(dict(checkpoint.metadata)),
-        is_pinned=checkpoint.is_pinned,
-        schema_version=checkpoint.schema_version,
-        created_us=to_us(checkpoint.created_at),
-    )
-    return replace(request, **changes)
-
-
-def request_of_record(record: NewCheckpoint) -> Request:
+def request_of(record: NewCheckpoint) -> Request:
     """What would save this record as it is."""
     return Request(
         job=record.job,
@@ -92,6 +79,11 @@ def request_of_record(record: NewCheckpoint) -> Request:
         checkpoint_id=record.id,
         created_us=record.created_us,
     )
+
+
+def request_again(checkpoint: Checkpoint, **changes: Any) -> Request:
+    """What would save this checkpoint once more, with a new ID, but for what `changes` says."""
+    return replace(request_of(NewCheckpoint.of(checkpoint, b"")), checkpoint_id=None, **changes)
 
 
 def parse_request(

@@ -149,12 +149,12 @@ def test_nothing_is_merged(source: CheckpointManager, target: CheckpointManager)
 def test_the_same_id_with_another_content_is_a_conflict(source: CheckpointManager, target: CheckpointManager) -> None:
     from dataclasses import replace
 
-    from kedge.store.record import record_of
+    from kedge.ports import NewCheckpoint
 
     taken = source.save("a", "step", {"n": 1})
     checkpoint, _ = source.store.index.read(taken)
     other = target.save("elsewhere", "step", {"n": 2})
-    record = replace(record_of(*target.store.index.read(other)), job="a")
+    record = replace(NewCheckpoint.of(*target.store.index.read(other)), job="a")
     target.store.index.commit([replace(record, id=checkpoint.id)], actor="t")
     with pytest.raises(Conflict, match=taken):
         source.copy_to(target)

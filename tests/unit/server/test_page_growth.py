@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge.ports import NewCheckpoint
 from kedge.server.page import growth as growth_page
 from kedge.server.page.charts import stacked_bars
 from kedge.server.page.growth import Growth
-from kedge.store.record import record_of
 
 DAY_US = 86_400_000_000
 NOW = 1_800_000_000.0
@@ -19,7 +19,7 @@ NOW = 1_800_000_000.0
 
 def save(store: kedge.CheckpointManager, job: str, days_ago: float, stored_bytes: int) -> str:
     index = store.store.index
-    template = replace(record_of(*index.read(store.save("template", "step", 1))), job=job)
+    template = replace(NewCheckpoint.of(*index.read(store.save("template", "step", 1))), job=job)
     created = int(NOW * 1e6 - days_ago * DAY_US)
     record = replace(template, id=f"{job}_{created}", created_us=created, stored_bytes=stored_bytes)  # type: ignore[arg-type]
     return index.commit([record], actor="test")[0].id

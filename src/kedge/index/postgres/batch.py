@@ -13,7 +13,7 @@ from typing import Any
 import ormsgpack
 
 from kedge.index.group_commit import Save
-from kedge.index.rows import LAST_SEQ, columns_of, saved_checkpoint
+from kedge.index.rows import LAST_SEQ, columns_of
 from kedge.index.transactions import now_us
 from kedge.model import Checkpoint
 from kedge.ports import Chunk, NewCheckpoint
@@ -52,7 +52,7 @@ def commit_together(db: Connection, saves: Sequence[Save], ns_no: int, namespace
     if answer is None or answer[0] is None:
         return None
     saved = (
-        saved_checkpoint(record, number & LAST_SEQ, record.digest.hex())
+        record.saved(number & LAST_SEQ, record.digest.hex())
         for number, (record, _) in zip(answer[0], records, strict=True)
     )
     return [[next(saved) for _ in save.records] for save in saves]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from kedge.index.event_chain import chain_of
 from kedge.index.group_commit import Save, Waiting
-from kedge.index.rows import SEQ_BITS, Row, columns_of, find_chunks, saved_checkpoint
+from kedge.index.rows import SEQ_BITS, Row, columns_of, find_chunks
 from kedge.index.transactions import JobRow, LeaseRow, now_us
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
@@ -97,7 +97,7 @@ class Writes(SqlWrites):
                 event = (number, at_us, self._ns, save.actor, new.job, chain, new.idempotency_key, new.request_digest)
                 rows.append((*event, job.no << SEQ_BITS | seq, *columns_of(new)))
                 jobs[new.job] = JobRow(job.no, seq, job.lease)
-                waiting.result.append(saved_checkpoint(new, seq, new.digest.hex()))
+                waiting.result.append(new.saved(seq, new.digest.hex()))
         if not rows or len(rows) > MAX_ROWS or not insert(self._db, rows):
             return False
         self._head = (number, chain)

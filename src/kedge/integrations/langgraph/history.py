@@ -14,7 +14,7 @@ from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
 from kedge.ports import Selection
-from kedge.store.request import request_of
+from kedge.store.request import request_again
 
 from . import names
 from .record import address_of, filterable, graph_metadata, own_metadata
@@ -167,7 +167,7 @@ def copy_job(manager: CheckpointManager, job: str, target_thread: str) -> None:
         metadata = graph_metadata(source.metadata) | own_metadata(target)
         parent = source.parent and names.id_of(target.job, names.plain_id(source.parent))
         own_id = names.id_of(target.job, names.plain_id(source.id))
-        request = request_of(
+        request = request_again(
             source,
             job=target.job,
             checkpoint_id=own_id if source.level is CheckpointLevel.STEP else None,
