@@ -250,9 +250,9 @@ def comparing(source: CheckpointManager) -> Iterator[list[str]]:
     compared: list[str] = []
     real = source.store.index.list
 
-    def listed(job: str, **options: Any) -> Any:
+    def listed(job: str, *options: Any) -> Any:
         compared.append(job)
-        return real(job, **options)
+        return real(job, *options)
 
     with mock.patch.object(source.store.index, "list", listed):
         yield compared
