@@ -35,7 +35,7 @@ from .model import (
     parse_name,
     parse_tags,
 )
-from .ports import Events
+from .ports import Events, Update
 from .store import Save, Store, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.methods import ReadingManager
@@ -240,19 +240,19 @@ class CheckpointManager(ReadingManager, CaringManager):
 
     def pin(self, checkpoint_id: str, pinned: bool = True) -> Checkpoint:
         """Protect a checkpoint from cleanup and deletion, or remove that protection."""
-        return self.store.update(parse_name("checkpoint ID", checkpoint_id), is_pinned=pinned, actor=self.actor)
+        return self.store.update(parse_name("checkpoint ID", checkpoint_id), Update(is_pinned=pinned), actor=self.actor)
 
     def tag(self, checkpoint_id: str, /, **tags: str | None) -> Checkpoint:
         """Set tags of a checkpoint; the value None removes a tag."""
         parse_tags({name: value for name, value in tags.items() if value is not None})
         for name in tags:
             parse_name("tag", name)
-        return self.store.update(parse_name("checkpoint ID", checkpoint_id), tags=tags, actor=self.actor)
+        return self.store.update(parse_name("checkpoint ID", checkpoint_id), Update(tags=tags), actor=self.actor)
 
     def set_status(self, checkpoint_id: str, status: CheckpointStatus | str) -> Checkpoint:
         """Mark a checkpoint as archived, or as corrupted: `load_latest` skips it until verify finds it intact."""
         wanted = parse_choice(CheckpointStatus, status)
-        return self.store.update(parse_name("checkpoint ID", checkpoint_id), status=wanted, actor=self.actor)
+        return self.store.update(parse_name("checkpoint ID", checkpoint_id), Update(status=wanted), actor=self.actor)
 
     # Leases, events
 

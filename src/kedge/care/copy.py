@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
-from kedge.ports import NewCheckpoint, Selection, pages
+from kedge.ports import NewCheckpoint, Selection, Update, pages
 from kedge.store import Store
 from kedge.store.adoption import Exported
 from kedge.store.local import LocalStore
@@ -233,7 +233,7 @@ class Copying:
         was, now = (c.status is CheckpointStatus.ARCHIVED for c in (twin, checkpoint))
         status = None if was == now else CheckpointStatus.ARCHIVED if now else CheckpointStatus.CREATED
         if tags or pinned is not None or status is not None:
-            self.target.update(twin.id, actor=self.actor, is_pinned=pinned, tags=tags or None, status=status)
+            self.target.update(twin.id, Update(pinned, tags or None, status), actor=self.actor)
             self._count(changed=1)
 
     def _delete_others(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:

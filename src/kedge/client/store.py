@@ -15,7 +15,7 @@ from kedge.chunks import INLINE_BYTES, RecallingSource
 from kedge.codec import Encoded
 from kedge.errors import CheckpointError, Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
-from kedge.ports import ALL, CheckpointIds, Checkpoints, Events, Jobs, Outcomes, Selection, digest_of
+from kedge.ports import ALL, CheckpointIds, Checkpoints, Events, Jobs, Outcomes, Selection, Update, digest_of
 from kedge.store import Save, Stored, not_over_http
 from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
 from kedge.store.loading import Loading
@@ -251,22 +251,14 @@ class HttpStore(Loading):
             gone.append(CheckpointId(each))
         return gone
 
-    def update(
-        self,
-        checkpoint_id: str,
-        *,
-        actor: str,
-        is_pinned: bool | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        status: CheckpointStatus | None = None,
-    ) -> Checkpoint:
+    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
         changed: Checkpoint | None = None
-        if is_pinned is not None:
-            changed = self.client.pin(checkpoint_id, is_pinned)
-        if tags is not None:
-            changed = self.client.tag(checkpoint_id, tags)
-        if status is not None:
-            changed = self.client.set_status(checkpoint_id, str(status))
+        if update.is_pinned is not None:
+            changed = self.client.pin(checkpoint_id, update.is_pinned)
+        if update.tags is not None:
+            changed = self.client.tag(checkpoint_id, update.tags)
+        if update.status is not None:
+            changed = self.client.set_status(checkpoint_id, str(update.status))
         return changed or self.get(checkpoint_id)
 
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:

@@ -47,6 +47,7 @@ from kedge.ports import (
     Seen,
     Selection,
     Unrecorded,
+    Update,
 )
 
 from .group_commit import one_by_one
@@ -193,30 +194,21 @@ class EncryptedIndex(SealedRows):
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))
 
-    def update(
-        self,
-        checkpoint_id: str,
-        *,
-        actor: str,
-        is_pinned: bool | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        status: CheckpointStatus | None = None,
-        envelope: NewEnvelope | None = None,
-    ) -> Checkpoint:
-        assert envelope is None  # it is made here
+    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
+        assert update.envelope is None  # it is made here
+        tags = update.tags or {}
         names, who = self.vault.names, self._hide("actor", actor)
         tokens = {
             names.token("tag", name): None if value is None else names.token(f"tag {name}", value)
-            for name, value in (tags or {}).items()
+            for name, value in tags.items()
         }
-        change = partial(
-            self.inner.update, checkpoint_id, actor=who, is_pinned=is_pinned, tags=tokens or None, status=status
-        )
+        sealed = replace(update, tags=tokens or None)
         while True:
             try:
                 row, opened, proof = self._look(checkpoint_id)  # what this process may not read it does not change
-                tagged = {name: value for name, value in {**proof.tags, **(tags or {})}.items() if value is not None}
-                changed = change(envelope=self._with_tags(row, opened, proof, tagged) if tags else None)
+                tagged = {name: value for name, value in {**proof.tags, **tags}.items() if value is not None}
+                envelope = self._with_tags(row, opened, proof, tagged) if tags else None
+                changed = self.inner.update(checkpoint_id, replace(sealed, envelope=envelope), actor=who)
             except (RowChanged, KeysChanged):  # somebody else changed its tags, or the keys, since we looked
                 self.vault.refresh()
                 continue

@@ -18,10 +18,10 @@ from kedge.ports import (
     IdTaken,
     KeysChanged,
     NewCheckpoint,
-    NewEnvelope,
     RecordPlace,
     RowChanged,
     Seen,
+    Update,
 )
 
 from .reads import missing
@@ -248,18 +248,11 @@ class SqlWrites(SqlTransaction):
             self.event("delete", actor, job, row.id)
         return [row.id for row, _ in found]
 
-    def update(
-        self,
-        checkpoint_id: str,
-        is_pinned: bool | None,
-        tags: Mapping[str, str | None] | None,
-        status: CheckpointStatus | None,
-        actor: str,
-        envelope: NewEnvelope | None = None,
-    ) -> Checkpoint:
+    def update(self, checkpoint_id: str, update: Update, actor: str) -> Checkpoint:
         if (found := self._find(checkpoint_id)) is None:
             raise missing(checkpoint_id)
         row, job = found
+        is_pinned, tags, status, envelope = update.is_pinned, update.tags, update.status, update.envelope
         if envelope is not None:
             if envelope.key_id != self._current_key():
                 raise KeysChanged

@@ -50,6 +50,7 @@ from .values import SavedRow as SavedRow
 from .values import Seen as Seen
 from .values import Stored as Stored
 from .values import Unrecorded as Unrecorded
+from .values import Update as Update
 from .values import digest_of as digest_of
 from .values import is_older as is_older
 from .values import unsupported as unsupported

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+from kedge.model import Checkpoint, CheckpointLevel, EventChain, Job, Lease
 
 from .selection import ALL, Selection
-from .values import CheckpointIds, Checkpoints, Events, Jobs, Stored
+from .values import CheckpointIds, Checkpoints, Events, Jobs, Stored, Update
 
 
 class Catalogue(Protocol):
@@ -55,16 +55,8 @@ class Catalogue(Protocol):
         """Remove these checkpoints; answers those that existed. A pinned one is a Conflict."""
         ...
 
-    def update(
-        self,
-        checkpoint_id: str,
-        *,
-        actor: str,
-        is_pinned: bool | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        status: CheckpointStatus | None = None,
-    ) -> Checkpoint:
-        """Change what may change. Tags are merged; a value of None removes the tag."""
+    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
+        """Change what may change. With an envelope that is stale: RowChanged, KeysChanged."""
         ...
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:

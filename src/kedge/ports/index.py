@@ -14,7 +14,6 @@ from .values import (
     Chunk,
     Digests,
     NewCheckpoint,
-    NewEnvelope,
     Outcomes,
     PackUse,
     Problems,
@@ -66,19 +65,6 @@ class Index(Catalogue, Protocol):
 
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
         """Where these chunks are; unknown ones are left out. Any number, in bounded statements."""
-        ...
-
-    def update(
-        self,
-        checkpoint_id: str,
-        *,
-        actor: str,
-        is_pinned: bool | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        status: CheckpointStatus | None = None,
-        envelope: NewEnvelope | None = None,
-    ) -> Checkpoint:
-        """As in `Catalogue`. `envelope` goes with tags of an encrypted row: RowChanged, KeysChanged if it is stale."""
         ...
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:

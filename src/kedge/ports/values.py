@@ -164,6 +164,16 @@ class NewEnvelope:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """A change of what may change after a save; what is None stays as it is."""
+
+    is_pinned: bool | None = None
+    tags: Mapping[str, str | None] | None = None  # merged with those there are; a value of None removes a tag
+    status: CheckpointStatus | None = None
+    envelope: NewEnvelope | None = None  # made by an encrypted index, which goes with tags
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """A checkpoint as a check has read it, with what it found wrong there: `Index.mark` compares both.
 

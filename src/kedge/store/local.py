@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kedge.blobs.shelter import Turns
@@ -18,8 +18,8 @@ from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
 from kedge.chunks import INLINE_BYTES, WORKERS
 from kedge.errors import Corrupted
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
-from kedge.ports import ALL, Blobs, CheckpointIds, Checkpoints, Events, Index, Jobs, Selection, digest_of
+from kedge.model import Checkpoint, CheckpointLevel, EventChain, Job, Lease
+from kedge.ports import ALL, Blobs, CheckpointIds, Checkpoints, Events, Index, Jobs, Selection, Update, digest_of
 
 from . import Store, Stored, not_over_http
 from .adoption import Exported, Moved, ReadChunks, adopt, export
@@ -126,16 +126,8 @@ class LocalStore(Saving):
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.index.delete(checkpoint_ids, even_pinned=even_pinned, actor=actor)
 
-    def update(
-        self,
-        checkpoint_id: str,
-        *,
-        actor: str,
-        is_pinned: bool | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        status: CheckpointStatus | None = None,
-    ) -> Checkpoint:
-        return self.index.update(checkpoint_id, actor=actor, is_pinned=is_pinned, tags=tags, status=status)
+    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
+        return self.index.update(checkpoint_id, update, actor=actor)
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self.index.set_retention(job, policy_json, actor=actor)

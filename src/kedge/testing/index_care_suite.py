@@ -16,7 +16,7 @@ import pytest
 
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost
 from kedge.model import CheckpointId
-from kedge.ports import KEYS, Chunk, ChunksGone, Encoding, Index, KeysChanged, NewCheckpoint, digest_of
+from kedge.ports import KEYS, Chunk, ChunksGone, Encoding, Index, KeysChanged, NewCheckpoint, Update, digest_of
 
 from .index_fixtures import IndexFixtures, chunk, record, references, save, with_chunks
 
@@ -121,8 +121,8 @@ class IndexCareSuite(IndexFixtures):
 
     def test_every_change_leaves_an_event(self, index: Index) -> None:
         saved = save(index)[0]
-        index.update(saved.id, actor="t", is_pinned=True)
-        index.update(saved.id, actor="t", tags={"a": "b"})
+        index.update(saved.id, Update(is_pinned=True), actor="t")
+        index.update(saved.id, Update(tags={"a": "b"}), actor="t")
         index.release_lease(index.acquire_lease("job", "w", 30))
         index.set_retention("job", "{}", actor="t")
         index.delete([saved.id], even_pinned=True, actor="t")

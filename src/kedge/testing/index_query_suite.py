@@ -9,7 +9,7 @@ import pytest
 
 from kedge.errors import CheckpointError, NotFound, Validation
 from kedge.model import CheckpointLevel, CheckpointStatus
-from kedge.ports import ChunksGone, Index, Selection
+from kedge.ports import ChunksGone, Index, Selection, Update
 
 from .index_fixtures import IndexFixtures, chunk, record, save, with_chunks
 
@@ -38,7 +38,7 @@ class IndexQuerySuite(IndexFixtures):
         with pytest.raises(NotFound):
             tenant.get(mine.id)
         with pytest.raises(NotFound):
-            tenant.update(mine.id, actor="t", is_pinned=True)
+            tenant.update(mine.id, Update(is_pinned=True), actor="t")
         assert tenant.delete([mine.id], actor="t") == []
         with pytest.raises(ChunksGone):
             save(tenant, with_chunks(reused=[chunk("x")]))
@@ -47,7 +47,7 @@ class IndexQuerySuite(IndexFixtures):
     def test_latest_is_the_highest_number_that_is_not_corrupted(self, index: Index) -> None:
         stage = save(index, record(level=CheckpointLevel.STAGE, created_us=9 * 10**15))[0]
         last, bad = save(index, record(created_us=1), record())
-        index.update(bad.id, actor="t", status=CheckpointStatus.CORRUPTED)
+        index.update(bad.id, Update(status=CheckpointStatus.CORRUPTED), actor="t")
         latest = index.latest("job")
         assert latest is not None
         assert latest[0].id == last.id  # by number, not by clock (I4)
@@ -114,7 +114,7 @@ class IndexQuerySuite(IndexFixtures):
         assert numbers(tags={"of": ["b"]}, limit=1) == [8]
         assert numbers(tags={"of": ["b", "c"]}, limit=2, before=8) == [5, 6]
         assert numbers(tags={"of": []}) == []
-        index.update(saved[0].id, actor="t", status=CheckpointStatus.CORRUPTED)
+        index.update(saved[0].id, Update(status=CheckpointStatus.CORRUPTED), actor="t")
         assert numbers(limit=2, after=0) == [1, 2]
 
     def test_list_filters_by_metadata_with_types(self, index: Index) -> None:

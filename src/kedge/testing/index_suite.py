@@ -13,7 +13,7 @@ import pytest
 
 from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, Selection, digest_of
+from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, Selection, Update, digest_of
 
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, record, references, save, with_chunks
@@ -289,14 +289,14 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
 
     def test_update_changes_what_may_change(self, index: Index) -> None:
         saved = save(index, record(tags={"a": "1", "b": "2"}))[0]
-        changed = index.update(saved.id, actor="t", tags={"a": None, "b": "3", "c": "4"}, is_pinned=True)
+        changed = index.update(saved.id, Update(tags={"a": None, "b": "3", "c": "4"}, is_pinned=True), actor="t")
         assert changed == replace(saved, tags={"b": "3", "c": "4"}, is_pinned=True) == index.get(saved.id)
         assert index.list("job", Selection(tags={"a": ["1"]})) == index.list("job", Selection(tags={"b": ["2"]})) == []
         assert [c.id for c in index.list("job", Selection(tags={"b": ["3"], "c": ["4"]}))] == [saved.id]
-        assert index.update(saved.id, actor="t", status=CheckpointStatus.VALID).status == "valid"
-        assert not index.update(saved.id, actor="t", is_pinned=False).is_pinned
+        assert index.update(saved.id, Update(status=CheckpointStatus.VALID), actor="t").status == "valid"
+        assert not index.update(saved.id, Update(is_pinned=False), actor="t").is_pinned
         with pytest.raises(NotFound):
-            index.update("nothing_1_0", actor="t", is_pinned=True)
+            index.update("nothing_1_0", Update(is_pinned=True), actor="t")
 
     def test_mark_sets_the_status_of_those_that_exist_with_one_event(self, index: Index, tenant: Index) -> None:
         saved = save(index, record(), record(), record())
@@ -316,7 +316,7 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
         saved = save(index)[0]
         for other in (replace(saved, digest="00" * 32), replace(saved, status=CheckpointStatus.ARCHIVED)):
             assert index.mark([Seen(other)], CheckpointStatus.CORRUPTED, actor="t") == []
-        index.update(saved.id, actor="t", status=CheckpointStatus.ARCHIVED)
+        index.update(saved.id, Update(status=CheckpointStatus.ARCHIVED), actor="t")
         assert index.mark([Seen(saved)], CheckpointStatus.VALID, actor="t") == []
         assert index.get(saved.id).status is CheckpointStatus.ARCHIVED
 
@@ -342,7 +342,7 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
         )
         for seen in (Seen(saved, [other_bytes, packed]), Seen(saved, [inline]), Seen(saved, (), [digest_of(b"none")])):
             assert index.mark([seen], CheckpointStatus.CORRUPTED, actor="t") == [saved.id]
-            index.update(saved.id, actor="t", status=saved.status)
+            index.update(saved.id, Update(status=saved.status), actor="t")
 
     def test_a_key_goes_over_to_who_takes_it(self, index: Index) -> None:
         first = save(index, record(idempotency_key="k", request_digest=b"one"))[0]

@@ -15,7 +15,7 @@ import kedge
 from kedge.care.retention import RetentionPolicy, execute, format_duration, parse_duration, plan
 from kedge.errors import NotFound, Validation
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from kedge.ports import Index, NewCheckpoint, Selection
+from kedge.ports import Index, NewCheckpoint, Selection, Update
 
 MINUTE = 60
 HOUR = 3600
@@ -335,8 +335,8 @@ def test_what_changed_since_the_plan_is_respected(index: Index) -> None:
     saved = fill(index, [Row(parent=None if n == 0 else 0 if n == 1 else None) for n in range(6)])
     made = plan(index, RetentionPolicy(keep_last=1, keep_tags=["keep"]), "job")
     assert _numbers([c.id for c in made.delete]) == [0, 1, 2, 3, 4]
-    index.update(saved[1].id, is_pinned=True, actor="test")  # its parent 0 stays with it
-    index.update(saved[2].id, tags={"keep": "yes"}, actor="test")
+    index.update(saved[1].id, Update(is_pinned=True), actor="test")  # its parent 0 stays with it
+    index.update(saved[2].id, Update(tags={"keep": "yes"}), actor="test")
     index.delete([saved[3].id], actor="test")
     fill(index, [Row()])  # row 5 is not the last any more, and yet was not planned to go
     late = index.list("job", Selection(limit=1))[0]
@@ -360,7 +360,7 @@ def test_pinned_between_planning_again_and_deleting(index: Index, monkeypatch: p
 
     def pin_first(ids: Sequence[str], *, actor: str) -> Sequence[CheckpointId]:
         monkeypatch.undo()
-        index.update("row_2", is_pinned=True, actor="test")
+        index.update("row_2", Update(is_pinned=True), actor="test")
         return delete(ids, actor=actor)
 
     monkeypatch.setattr(index, "delete", pin_first)

@@ -12,7 +12,7 @@ and "that ID exists, with this digest" means that it arrived the first time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -28,11 +28,11 @@ from kedge.ports import (
     Chunk,
     Digests,
     NewCheckpoint,
-    NewEnvelope,
     Outcomes,
     RecordPlace,
     References,
     Seen,
+    Update,
 )
 
 from .batch import commit_together
@@ -192,17 +192,8 @@ class PostgresIndex(PostgresReads):
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self._write(lambda writes: writes.delete(checkpoint_ids, even_pinned, actor))
 
-    def update(
-        self,
-        checkpoint_id: str,
-        *,
-        actor: str,
-        is_pinned: bool | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        status: CheckpointStatus | None = None,
-        envelope: NewEnvelope | None = None,
-    ) -> Checkpoint:
-        return self._write_again(lambda writes: writes.update(checkpoint_id, is_pinned, tags, status, actor, envelope))
+    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
+        return self._write_again(lambda writes: writes.update(checkpoint_id, update, actor))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
         return self._write_again(lambda writes: writes.mark(seen, status, actor)) if seen else []

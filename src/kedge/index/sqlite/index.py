@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from kedge.errors import Corrupted, NoSpace, Validation
@@ -22,13 +22,13 @@ from kedge.ports import (
     Chunk,
     Digests,
     NewCheckpoint,
-    NewEnvelope,
     Outcomes,
     Problems,
     RecordPlace,
     References,
     Seen,
     Selection,
+    Update,
 )
 from kedge.ports.selection import PATH_HINT
 
@@ -98,17 +98,8 @@ class SqliteIndex(SqliteFile, SqlReads):
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self._write(partial(self._writes.delete, checkpoint_ids, even_pinned, actor), is_urgent=True)
 
-    def update(
-        self,
-        checkpoint_id: str,
-        *,
-        actor: str,
-        is_pinned: bool | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        status: CheckpointStatus | None = None,
-        envelope: NewEnvelope | None = None,
-    ) -> Checkpoint:
-        return self._write(partial(self._writes.update, checkpoint_id, is_pinned, tags, status, actor, envelope))
+    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
+        return self._write(partial(self._writes.update, checkpoint_id, update, actor))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
         return self._write(partial(self._writes.mark, seen, status, actor), is_urgent=True) if seen else []
