@@ -64,6 +64,9 @@ class SqlWrites(SqlTransaction):
         """Those of these chunks that exist and are not damaged."""
         raise NotImplementedError
 
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
+        raise NotImplementedError
+
     def _standing(self, seen: Sequence[Seen]) -> list[Seen]:
         """Those checkpoints that, with what was wrong with them, still are as they were seen."""
         raise NotImplementedError

@@ -18,21 +18,16 @@ from typing import Any, TypeVar
 import psycopg
 
 from kedge.errors import OutcomeUnknown, StorageError
+from kedge.index.changes import SqlChanges
 from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting, one_by_one
 from kedge.index.rows import Row, late_manifests
 from kedge.index.sqlite.connections import survive_forks
-from kedge.model import Checkpoint, CheckpointStatus, Lease
+from kedge.index.writes import SqlWrites
 from kedge.ports import (
-    CheckpointIds,
     Checkpoints,
-    Chunk,
-    Digests,
     NewCheckpoint,
     Outcomes,
-    RecordPlace,
     References,
-    Seen,
-    Update,
 )
 
 from .batch import commit_together
@@ -48,7 +43,7 @@ _LOST_ANSWERS = 3  # in a row, until a save gives up
 FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock of its namespace: the server ends it
 
 
-class PostgresIndex(PostgresReads):
+class PostgresIndex(PostgresReads, SqlChanges):
     """`ports.Index` in a PostgreSQL database whose schema is there (`Server.migrate`)."""
 
     row_bytes = 8192  # a longer one is a few pages; a row each for shorter ones costs more than they share
@@ -82,6 +77,9 @@ class PostgresIndex(PostgresReads):
             except OutcomeUnknown:
                 continue
         return self._write(operation)
+
+    def _change(self, change: Callable[[SqlWrites], T], *, is_urgent: bool = False, is_repeatable: bool = True) -> T:
+        return self._write_again(change) if is_repeatable else self._write(change)
 
     def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
         """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
@@ -189,35 +187,6 @@ class PostgresIndex(PostgresReads):
                 answers.append(outcome if isinstance(outcome, BaseException) else outcome[0])
         return answers
 
-    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
-        return self._write(lambda writes: writes.delete(checkpoint_ids, even_pinned, actor))
-
-    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
-        return self._write_again(lambda writes: writes.update(checkpoint_id, update, actor))
-
-    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
-        return self._write_again(lambda writes: writes.mark(seen, status, actor)) if seen else []
-
-    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
-        self._write_again(lambda writes: writes.set_retention(job, policy_json, actor))
-
-    def reserve_numbers(self, job: str, last_seq: int) -> None:
-        self._write_again(lambda writes: writes.reserve_numbers(job, last_seq))
-
-    # Leases, events
-
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
-        return self._write(lambda writes: writes.acquire_lease(job, holder, ttl_s))
-
-    def renew_lease(self, lease: Lease) -> None:
-        self._write_again(lambda writes: writes.renew_lease(lease))
-
-    def release_lease(self, lease: Lease) -> None:
-        self._write_again(lambda writes: writes.release_lease(lease))
-
-    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
-        self._write(lambda writes: writes.event(action, actor, job, None, detail))
-
     # Chunks and packs
 
     def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
@@ -275,15 +244,6 @@ class PostgresIndex(PostgresReads):
             )
             return changed.rowcount == 1
 
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
-        return self._write_again(lambda writes: writes.mark_damaged(chunks, is_damaged)) if chunks else []
-
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
-        return self._write_again(lambda writes: writes.relocate(chunks, from_pack, records))
-
-    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
-        self._write_again(lambda writes: writes.set_recorded(places, chunks, up_to))
-
     # Keys
 
     def set_keyring(
@@ -295,9 +255,6 @@ class PostgresIndex(PostgresReads):
             is_done = self.keyring() == keyring
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
-
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
-        return self._write_again(lambda writes: writes.reseal(record, replacing, actor, envelope))
 
     def refuse_older(self) -> None:
         """Nothing here knows what another database had."""

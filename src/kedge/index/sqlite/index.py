@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from kedge.errors import Corrupted, NoSpace, Validation
+from kedge.index.changes import SqlChanges
 from kedge.index.group_commit import Save, one_by_one
 from kedge.index.reads import Conditions, SqlReads
 from kedge.index.rows import Row
-from kedge.model import Checkpoint, CheckpointStatus, EventChain, Lease
+from kedge.index.writes import SqlWrites
+from kedge.model import EventChain
 from kedge.ports import (
-    CheckpointIds,
     Checkpoints,
-    Chunk,
-    Digests,
     NewCheckpoint,
     Outcomes,
     Problems,
-    RecordPlace,
     References,
-    Seen,
     Selection,
-    Update,
 )
 from kedge.ports.selection import PATH_HINT
 
@@ -39,10 +36,12 @@ from .leases import check_holder
 from .sweep import audit, integrity_problems, sweep
 from .writes import MAX_JOBS
 
+T = TypeVar("T")
+
 _LOOK_EVERY_S = 0.1  # for events of other processes
 
 
-class SqliteIndex(SqliteFile, SqlReads):
+class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
     """`ports.Index` in a SQLite file."""
 
     row_bytes = 896  # fits without a page of its own
@@ -83,7 +82,10 @@ class SqliteIndex(SqliteFile, SqlReads):
     def _newest_event(self, db: sqlite3.Connection) -> int:
         return newest_event(db)[0]
 
-    # Checkpoints
+    # How it is written
+
+    def _change(self, change: Callable[[SqlWrites], T], *, is_urgent: bool = False, is_repeatable: bool = True) -> T:
+        return self._write(lambda: change(self._writes), is_urgent=is_urgent)
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
         return self._write(Save(records, actor))
@@ -95,34 +97,7 @@ class SqliteIndex(SqliteFile, SqlReads):
         outcomes = self._group.run_each([Save((record,), actor) for record, actor in saves])
         return [outcome if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
 
-    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
-        return self._write(partial(self._writes.delete, checkpoint_ids, even_pinned, actor), is_urgent=True)
-
-    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
-        return self._write(partial(self._writes.update, checkpoint_id, update, actor))
-
-    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
-        return self._write(partial(self._writes.mark, seen, status, actor), is_urgent=True) if seen else []
-
-    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
-        self._write(partial(self._writes.set_retention, job, policy_json, actor))
-
-    def reserve_numbers(self, job: str, last_seq: int) -> None:
-        self._write(partial(self._writes.reserve_numbers, job, last_seq))
-
-    # Leases, events
-
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
-        return self._write(partial(self._writes.acquire_lease, job, holder, ttl_s))
-
-    def renew_lease(self, lease: Lease) -> None:
-        self._write(partial(self._writes.renew_lease, lease))
-
-    def release_lease(self, lease: Lease) -> None:
-        self._write(partial(self._writes.release_lease, lease))
-
-    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
-        self._write(partial(self._writes.event, action, actor, job, None, detail), is_urgent=True)
+    # Events
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
@@ -174,15 +149,6 @@ class SqliteIndex(SqliteFile, SqlReads):
             self._one(f"SELECT 1 FROM {table} WHERE pack_no = ? LIMIT 1", *number) for table in ("chunk", "record")
         )
 
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
-        return self._write(partial(self._writes.mark_damaged, chunks, is_damaged), is_urgent=True) if chunks else []
-
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
-        return self._write(partial(self._writes.relocate, chunks, from_pack, records), is_urgent=True)
-
-    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
-        self._write(partial(self._writes.set_recorded, places, chunks, up_to))
-
     # What the store once had
 
     def refuse_older(self) -> None:
@@ -204,17 +170,12 @@ class SqliteIndex(SqliteFile, SqlReads):
         with self._state.alone():
             self._state.accept(*newest)
 
-    # Keys
-
     def set_keyring(
         self, keyring: str, key_id: str, *, replacing: str | None, actor: str, lease_token: int | None = None
     ) -> bool:
         is_done = self._write(partial(self._writes.set_keyring, keyring, key_id, replacing, actor, lease_token))
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
-
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
-        return self._write(partial(self._writes.reseal, record, replacing, actor, envelope))
 
     def integrity_problems(self) -> Problems:
         with self._reading() as db:
