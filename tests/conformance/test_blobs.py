@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kedge.blobs.faulty import FaultyBlobs, Plan
+from kedge.blobs.faulty import Plan, inject
 from kedge.blobs.memory import MemoryBlobs
 from kedge.blobs.packs import PackBlobs
 from kedge.blobs.retries import RetryingBlobs
@@ -59,9 +59,9 @@ class TestMemoryBlobs(BlobsSuite):
         return self.storage
 
 
-class TestFaultyBlobsWithoutFaults(BlobsSuite):
+class TestInjectedBlobsWithoutFaults(BlobsSuite):
     def open_blobs(self, where: Path) -> Blobs:
-        return FaultyBlobs(PackBlobs(str(where / "packs")), Plan())
+        return inject(PackBlobs(str(where / "packs")), Plan())
 
 
 class TestRetryingBlobsWithoutFaults(BlobsSuite):

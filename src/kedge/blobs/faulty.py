@@ -1,7 +1,7 @@
 """Faults on demand, for tests of everything that stands on a port.
 
     plan = Plan(Fault("commit", error=StorageError("boom")))        # the first commit fails before it happens
-    blobs = FaultyBlobs(PackBlobs(folder), plan)
+    blobs = inject(PackBlobs(folder), plan)
     index = inject(SqliteIndex(path), Plan(Fault("commit", 2, after=True, kill=True)))  # dies once it is durable
 
 A plan counts calls by the name of the method, over all threads and all writers of the object it wraps.
@@ -14,11 +14,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar, cast
-
-from kedge.ports import Blobs, BlobWriter, Buffer
 
 _T = TypeVar("_T")
 
@@ -88,63 +86,8 @@ class Plan:
         return result
 
 
-class FaultyBlobs:
-    """`ports.Blobs` around another one. The calls of its writers (append, commit, abort) are counted here too."""
-
-    def __init__(self, inner: Blobs, plan: Plan) -> None:
-        self.inner = inner
-        self.plan = plan
-
-    def writer(self, size_hint: int) -> FaultyWriter:
-        return FaultyWriter(self.plan.around("writer", lambda: self.inner.writer(size_hint)), self.plan)
-
-    def seal(self) -> None:
-        self.plan.around("seal", self.inner.seal)
-
-    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        self.plan.around("read_into", lambda: self.inner.read_into(pack, offset, target), target)
-
-    def packs(self) -> Iterator[tuple[str, int]]:
-        return self.plan.around("packs", self.inner.packs)
-
-    def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
-        return self.plan.around("remove", lambda: self.inner.remove(pack, is_garbage))
-
-    def scan(self, pack: str, magic: bytes) -> Iterator[int]:
-        return self.plan.around("scan", lambda: self.inner.scan(pack, magic))
-
-    def file_of(self, pack: str) -> str | None:
-        return self.plan.around("file_of", lambda: self.inner.file_of(pack))
-
-    def close(self) -> None:
-        self.plan.around("close", self.inner.close)
-
-
-class FaultyWriter:
-    """`ports.BlobWriter` around another one, which it keeps alive."""
-
-    def __init__(self, inner: BlobWriter, plan: Plan) -> None:
-        self.inner = inner
-        self.plan = plan
-
-    def append(self, data: Buffer) -> tuple[str, int]:
-        return self.plan.around("append", lambda: self.inner.append(data))
-
-    def commit(self) -> None:
-        self.plan.around("commit", self.inner.commit)
-
-    def abort(self) -> None:
-        self.plan.around("abort", self.inner.abort)
-
-    def withdraw(self, pack: str, offset: int) -> None:
-        self.plan.around("withdraw", lambda: self.inner.withdraw(pack, offset))
-
-    def release(self) -> None:
-        self.plan.around("release", self.inner.release)
-
-
 def inject(inner: _T, plan: Plan) -> _T:
-    """`inner`, an index or anything else, with the plan around each of its methods."""
+    """`inner`, blobs, an index or anything else, with the plan around each of its methods, and of writers it gives."""
     return cast(_T, _Injected(inner, plan))
 
 
@@ -157,4 +100,12 @@ class _Injected:
         value = getattr(self._inner, name)
         if not callable(value):
             return value
-        return lambda *args, **kwargs: self._plan.around(name, lambda: value(*args, **kwargs))
+
+        def call(*args: object, **kwargs: object) -> object:
+            target = args[-1] if name == "read_into" else None
+            result = self._plan.around(
+                name, lambda: value(*args, **kwargs), target if isinstance(target, memoryview) else None
+            )
+            return inject(result, self._plan) if name == "writer" else result
+
+        return call

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kedge.blobs.faulty import Fault, FaultyBlobs, Plan, inject
+from kedge.blobs.faulty import Fault, Plan, inject
 from kedge.blobs.memory import MemoryBlobs
 from kedge.errors import StorageError
 from kedge.testing.blobs_suite import pattern, put, read
@@ -15,7 +15,7 @@ from kedge.testing.blobs_suite import pattern, put, read
 def test_a_call_fails_before_its_effect() -> None:
     inner = MemoryBlobs()
     plan = Plan(Fault("append", 2, error=StorageError("planned")))
-    writer = FaultyBlobs(inner, plan).writer(0)
+    writer = inject(inner, plan).writer(0)
     pack, _ = writer.append(b"one")
     with pytest.raises(StorageError, match="planned"):
         writer.append(b"two")
@@ -27,7 +27,7 @@ def test_a_call_fails_before_its_effect() -> None:
 
 def test_a_call_fails_after_its_effect() -> None:
     inner = MemoryBlobs()
-    blobs = FaultyBlobs(inner, Plan(Fault("remove", after=True, error=StorageError("lost answer"))))
+    blobs = inject(inner, Plan(Fault("remove", after=True, error=StorageError("lost answer"))))
     (place,) = put(blobs, b"data")
     with pytest.raises(StorageError, match="lost answer"):
         blobs.remove(place[0], lambda: True)
@@ -35,7 +35,7 @@ def test_a_call_fails_after_its_effect() -> None:
 
 
 def test_a_fault_may_stay() -> None:
-    blobs = FaultyBlobs(MemoryBlobs(), Plan(Fault("commit", 2, until=3, error=StorageError("full"))))
+    blobs = inject(MemoryBlobs(), Plan(Fault("commit", 2, until=3, error=StorageError("full"))))
     put(blobs, b"1")
     for _ in range(2):
         with pytest.raises(StorageError):
@@ -44,7 +44,7 @@ def test_a_fault_may_stay() -> None:
 
 
 def test_read_bytes_are_damaged() -> None:
-    blobs = FaultyBlobs(MemoryBlobs(), Plan(Fault("read_into", 2, flip_bit=8 * 10 + 3)))
+    blobs = inject(MemoryBlobs(), Plan(Fault("read_into", 2, flip_bit=8 * 10 + 3)))
     (place,) = put(blobs, pattern(100))
     assert read(blobs, place, 100) == pattern(100)
     damaged = read(blobs, place, 100)
@@ -53,7 +53,7 @@ def test_read_bytes_are_damaged() -> None:
 
 
 def test_a_call_is_delayed() -> None:
-    blobs = FaultyBlobs(MemoryBlobs(), Plan(Fault("packs", delay_s=0.05)))
+    blobs = inject(MemoryBlobs(), Plan(Fault("packs", delay_s=0.05)))
     begin = time.monotonic()
     list(blobs.packs())
     assert time.monotonic() - begin >= 0.05  # clock: it took at least so long
@@ -61,9 +61,9 @@ def test_a_call_is_delayed() -> None:
 
 def test_the_process_dies() -> None:
     code = """
-from kedge.blobs.faulty import Fault, FaultyBlobs, Plan
+from kedge.blobs.faulty import Fault, Plan, inject
 from kedge.blobs.memory import MemoryBlobs
-writer = FaultyBlobs(MemoryBlobs(), Plan(Fault("commit", kill=True, after=True))).writer(0)
+writer = inject(MemoryBlobs(), Plan(Fault("commit", kill=True, after=True))).writer(0)
 writer.append(b"x")
 print("alive", flush=True)
 writer.commit()

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from kedge.blobs.backoff import Backoff
-from kedge.blobs.faulty import Fault, FaultyBlobs, Plan
+from kedge.blobs.faulty import Fault, Plan, inject
 from kedge.blobs.memory import MemoryBlobs
 from kedge.blobs.retries import RetryingBlobs
 from kedge.errors import Corrupted, NotFound, StorageError, Unavailable
@@ -16,7 +16,7 @@ BUSY = Unavailable("busy")
 
 def retrying(*faults: Fault) -> tuple[RetryingBlobs, Plan]:
     plan = Plan(*faults)
-    return RetryingBlobs(FaultyBlobs(MemoryBlobs(), plan), AT_ONCE), plan
+    return RetryingBlobs(inject(MemoryBlobs(), plan), AT_ONCE), plan
 
 
 @pytest.mark.parametrize("method", ["writer", "append", "commit", "read_into", "packs", "remove", "scan", "release"])
@@ -71,7 +71,7 @@ def test_pauses_grow_are_drawn_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     blobs = RetryingBlobs(
-        FaultyBlobs(MemoryBlobs(), Plan(Fault("seal", until=999, error=BUSY))), Backoff(12, first_s=1.0, most_s=8.0)
+        inject(MemoryBlobs(), Plan(Fault("seal", until=999, error=BUSY))), Backoff(12, first_s=1.0, most_s=8.0)
     )
     for _ in range(30):
         with pytest.raises(Unavailable):
