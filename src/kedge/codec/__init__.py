@@ -82,7 +82,7 @@ from .kinds import (
     register_builtin,
 )
 from .registry import register
-from .selection import Placement, Selection
+from .selection import Branches, Placement
 
 __all__ = [
     "encode", "decode", "outline", "buffer_targets", "parse_device", "register", "register_builtin",
@@ -141,7 +141,7 @@ def decode(
 
     def walk(raw: object, unpacker: Unpacker) -> object:
         if only is not None:
-            raw = Selection(only, unpacker).prune(raw)
+            raw = Branches(only, unpacker).prune(raw)
         return unpacker.lift(raw, 0) if into is None else Placement(unpacker).lift(raw, into, 0)
 
     return load(tree, fetch, walk, device)

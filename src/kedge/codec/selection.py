@@ -21,7 +21,7 @@ _DROPPED = object()
 _FIT = "give a target of that form, or load without into="
 
 
-class Selection:
+class Branches:
     """The branches of a raw tree whose '/'-joined paths match any of some glob patterns."""
 
     def __init__(self, patterns: Sequence[str], unpacker: Unpacker) -> None:
