@@ -15,7 +15,6 @@ from kedge.terminal.text import safe
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _GIVEN = re.compile(r"[A-Za-z0-9._-]{8,128}")
-_OWN = {"request": "request_id"}
 
 
 def choose_request_id(given: str | None) -> str:

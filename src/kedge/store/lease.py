@@ -9,11 +9,11 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from kedge.blobs.shelter import give_up_if_abandoned, run
 from kedge.errors import LeaseLost, StorageError, Validation
 from kedge.model import Lease
+from kedge.ports import Catalogue
 
 
 def default_holder() -> str:
@@ -54,20 +54,10 @@ def started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-class Leases(Protocol):
-    """What gives leases: a store, or its index."""
-
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease: ...
-
-    def renew_lease(self, lease: Lease) -> None: ...
-
-    def release_lease(self, lease: Lease) -> None: ...
-
-
 class _Holding:
     """A lease, and the thread that renews it. It ends when somebody says so, or when nobody has it any more."""
 
-    def __init__(self, leases: Leases, job: str, holder: str, ttl_s: float) -> None:
+    def __init__(self, leases: Catalogue, job: str, holder: str, ttl_s: float) -> None:
         self.lease = leases.acquire_lease(job, holder, ttl_s)
         self._leases = leases
         self._stop = threading.Event()
@@ -86,7 +76,9 @@ class _Holding:
         self._leases.release_lease(self.lease)
 
 
-def _renew(holding: weakref.ref[_Holding], leases: Leases, lease: Lease, stop: threading.Event, every_s: float) -> None:
+def _renew(
+    holding: weakref.ref[_Holding], leases: Catalogue, lease: Lease, stop: threading.Event, every_s: float
+) -> None:
     while not stop.wait(every_s):
         try:
             if holding() is None:
@@ -100,7 +92,7 @@ def _renew(holding: weakref.ref[_Holding], leases: Leases, lease: Lease, stop: t
 
 
 @contextmanager
-def hold(leases: Leases, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
+def hold(leases: Catalogue, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
     """The right to write `job` for as long as the block runs; LeaseHeld when somebody else has it (I5).
 
     A thread renews it every third of `ttl_s`. If that fails, for example because the process was suspended for
@@ -115,7 +107,7 @@ def hold(leases: Leases, job: str, *, ttl_s: float, holder: str | None = None) -
         run(holding.end)
 
 
-def _begin(leases: Leases, job: str, holder: str | None, ttl_s: float) -> _Holding:
+def _begin(leases: Catalogue, job: str, holder: str | None, ttl_s: float) -> _Holding:
     holding = _Holding(leases, job, holder or default_holder(), ttl_s)
     try:
         give_up_if_abandoned()

@@ -6,7 +6,6 @@ import base64
 from pathlib import Path
 
 from kedge import codec
-from kedge.chunks import Entry
 from kedge.codec.json_view import to_json_view
 from kedge.errors import Corrupted, NotAStore, NotFound
 from kedge.index.files.index import FilesIndex, make_folder
@@ -15,9 +14,7 @@ from kedge.ports import ENVELOPE
 
 from .directory import absolute, naming, packs_of, refuse_network
 from .local import LocalStore
-from .manifest import parse_manifest
-
-_PAGE = 1000  # events
+from .manifest import parse_small
 
 
 def open_files(path: Path, *, namespace: str, create: bool) -> LocalStore:
@@ -63,11 +60,7 @@ def view(manifest: bytes) -> dict[str, object]:
         return {"sealed": base64.b64encode(manifest).decode()}
     if manifest[:1] not in (b"\x01", b"\x02"):
         return {"state_in": "chunks"}
-    tree = parse_manifest(manifest, _nothing_spilled).tree
+    tree = parse_small(manifest).tree
     assert tree is not None  # nosec B101 # of these two forms
     shown = to_json_view(codec.outline(tree))
     return {"state": shown}
-
-
-def _nothing_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
-    raise NotFound("a small state has no chunks")
