@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -268,7 +268,8 @@ class Session:
             return
         self._end_at = None
         for task in list(self.tasks):
-            task.get_loop().call_soon_threadsafe(task.cancel)
+            with suppress(RuntimeError):  # it has ended, and its loop is closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
         self.isolation.close()
         if not self.tasks:
             self.signals.interrupt(self._stopped_by)

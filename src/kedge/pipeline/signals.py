@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 EXIT_PAUSED = 75  # EX_TEMPFAIL: run it again
+_ARRIVES_WITHIN_S = 5.0  # unless the main thread blocks the signal
 
 
 class Paused(SystemExit):
@@ -41,6 +42,8 @@ class Signals:
         self._before: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
         self._is_disarmed = False
+        self._sending = threading.Lock()
+        self._is_sent = False  # a signal of another thread of ours, which has not arrived yet
         self._interruption: BaseException | None = None  # raised in the main thread at the next signal
         self.steps = 0  # that the main thread is in now, and that can be interrupted
 
@@ -58,12 +61,17 @@ class Signals:
 
     def disarm(self) -> None:
         """From now on no signal raises: the end of the run is being recorded."""
-        self._is_disarmed = True
+        with self._sending:
+            self._is_disarmed = True
         if self._timer is not None:
             self._timer.cancel()
 
     def restore(self) -> None:
+        """The handlers of before. What we have sent arrives first: it could end the program there."""
         self.disarm()
+        until = time.monotonic() + _ARRIVES_WITHIN_S
+        while self._is_sent and time.monotonic() < until:
+            time.sleep(0.001)
         while self._before:
             number, handler = self._before.popitem()
             if handler is not None:
@@ -71,19 +79,27 @@ class Signals:
 
     def interrupt(self, reason: BaseException) -> None:
         """From another thread: raise `reason` in the step that the main thread is in, if it answers to signals."""
-        if self._before and self.steps and not self._is_disarmed:
-            self._interruption = reason
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        if self.steps:
+            self._send(signal.SIGTERM, reason)
+
+    def _send(self, number: int, reason: BaseException | None = None) -> None:
+        """Give the main thread a signal, as long as the run is under way there."""
+        with self._sending:
+            if self._before and not self._is_disarmed:
+                self._interruption, self._is_sent = reason, True
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
         """Around the attempt of a step, in any thread."""
-        is_main = threading.current_thread() is threading.main_thread()
-        self.steps += is_main
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.steps += 1
         try:
             yield
         finally:
-            self.steps -= is_main
+            self.steps -= 1
 
     def must_wait(self) -> bool:
         return self.is_held and not self.stopping
@@ -96,17 +112,18 @@ class Signals:
 
     def _on_stop(self, number: int, _: FrameType | None) -> None:
         name = signal.Signals(number).name
+        reason, self._interruption = self._interruption, None
+        is_ours, self._is_sent = self._is_sent, False
         if self._is_disarmed:
             return
-        if self._interruption is not None:
-            reason, self._interruption = self._interruption, None
+        if reason is not None:
             if self.steps:
                 raise reason
             return
         if self.stopping:
-            raise Paused(f"{name}, for the second time" if self._timer and self._timer.is_alive() else self.stopping)
+            raise Paused(self.stopping if is_ours else f"{name}, for the second time")
         self.stopping = name
-        self._timer = threading.Timer(self.grace_s, signal.pthread_kill, (threading.get_ident(), number))
+        self._timer = threading.Timer(self.grace_s, self._send, (number,))
         self._timer.daemon = True
         self._timer.start()
 
