@@ -247,7 +247,7 @@ def test_killed_on_the_way_into_hibernation(gpu: Gpu) -> None:
 
 
 def test_required_but_missing_or_too_old(gpu: Gpu, tmp_path: Path) -> None:
-    sleeper = subprocess.Popen(["sleep", "60"])
+    sleeper = subprocess.Popen(["sleep", "600"])
     try:
         none = gpu.checkpoint(sleeper.pid, "--gpu", "require", check=False)
         assert (none.returncode, "none of the processes uses a GPU" in none.stderr) == (3, True)
