@@ -17,8 +17,9 @@ from .check import print_repair, repair_index
 
 @store_command(
     "rebuild",
-    json_keys='{"packs": read, "found": checkpoints they describe, "added", "corrupted": [IDs], "locked": '
-    '{ID of another key: saves under it}, "repaired": as in check}. Exit code 6 when some cannot be loaded.',
+    json_keys='{"packs": read, "found": checkpoints they describe, "added", "from_packs": of those, known from packs '
+    'alone, "corrupted": [IDs], "locked": {ID of another key: saves under it}, "repaired": as in check}. Exit code 6 '
+    "when some cannot be loaded.",
 )
 def rebuild_command(session: Session) -> None:
     """Rebuild the index from the packs, after it was lost or restored from an old backup.
