@@ -183,7 +183,7 @@ def memory(folder: Path) -> dict[str, Any]:
         kept = told["checkpoint"]
         found[name] = {
             "phases_ms": told["phases_ms"],
-            "pause_ms": told["frozen_ms"],
+            "pause_ms": told["paused_ms"],
             "stored": kept["stored_bytes"],
             "size": kept["size_bytes"],
         }
@@ -289,7 +289,7 @@ def container(folder: Path) -> dict[str, Any]:
         root = made.runtime_root
         freeze = ("container", "checkpoint", "one", "--root", root, "--key", "k", "--gpu", "require")
         told = made.answer(*freeze, "--leave-running")
-        found["kept while it runs, stood still for s"] = round(told["frozen_ms"] / 1000, 2)
+        found["kept while it runs, stood still for s"] = round(told["paused_ms"] / 1000, 2)
         goes_on(bundle)
         made.answer(*freeze)
         before = steps(bundle)

@@ -38,6 +38,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -295,6 +297,17 @@ def storage_error(action: str, where: str, cause: OSError) -> StorageError:
     if cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return StorageError(message, hint="check that path: it may be misspelt, or moved or deleted by somebody else")
     return StorageError(message, hint="see the system log for the device; run kedge check before relying on this store")
+
+
+@contextmanager
+def storage_errors(action: str, where: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the operating system leave as ours (`storage_error`); ours pass unchanged."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise storage_error(action, os.fspath(where), error) from error
 
 
 def install_hint(extra: str) -> str:

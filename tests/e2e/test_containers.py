@@ -68,7 +68,7 @@ def test_a_copy_of_one_moment(lab: Lab) -> None:
     lab.wait_beyond("one", 10)
     answer = lab.answer("container", "checkpoint", "one", "--root", lab.runtime_root, "--key", "k", "--leave-running")
     assert set(answer["phases_ms"]) == {"dump", "files", "store"}
-    assert answer["frozen_ms"] > 0
+    assert answer["paused_ms"] > 0
     lab.wait_beyond("one", lab.count("one"))
     copy = lab.copy_of(bundle, "two")
     thaw(lab, answer["checkpoint"]["id"], "--new-id", "two", "--bundle", copy)

@@ -179,7 +179,7 @@ def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
     beside = cri.run_pod("train-7d9c6bf5c4-qq7hd", labels=DEPLOYMENT)
     with pytest.raises(Failed, match="StartContainer"):  # who insists on being the only one is told
         cri.start(beside, "main", COUNT, strict)
-    assert "is alive already" in engine.log.read_text()
+    assert "is already running" in engine.log.read_text()
     for pod in (again, beside):
         cri.remove_pod(pod)
     engine.wait_shimless()

@@ -309,7 +309,10 @@ def test_the_machine_must_go(engine: Containerd) -> None:
     notice.touch()
     said = json.loads(watching.communicate(timeout=100)[0])
     assert said["notice"] == str(notice)
-    assert [(one["id"], one["result"]) for one in said["containers"]] == [("small", "kept"), ("large", "kept")]
+    assert [(one["id"], one["result"]) for one in said["containers"]] == [
+        ("small", "checkpointed"),
+        ("large", "checkpointed"),
+    ]
     assert watching.returncode == 0
     assert engine.status("other") == "RUNNING"
     for name in ("small", "large"):

@@ -27,7 +27,7 @@ def _nothing(*_: object, **__: object) -> Any:
     ("module", "name", "mutant", "test"),
     [
         (safe_copy, "_FOLDER", _FOLLOWING, test_safe_copy.test_a_folder_that_becomes_a_link_leads_nowhere),
-        (volumes, "limit_bytes", lambda: 1 << 60, test_volumes.test_a_volume_that_is_too_large),
+        (volumes, "whole_number", lambda *_: 1 << 60, test_volumes.test_a_volume_that_is_too_large),
         (volumes, "put_back", _nothing, test_volumes.test_a_restore_that_fails_puts_them_back),
         (volumes, "put_back", _nothing, test_volumes.test_killed_at_each_step),
         (pod_volumes, "_users", _nothing, test_pod_volumes.test_who_lives_keeps_its_files),

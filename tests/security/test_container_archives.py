@@ -18,7 +18,7 @@ import kedge
 from kedge.containers.archive import oci
 from kedge.containers.archive.extraction import Extraction
 from kedge.containers.archive.importer import import_archive
-from kedge.containers.archive.layout import safe_spec, unpack
+from kedge.containers.archive.layout import safe_spec
 from kedge.containers.archive.scratch import PREFIX
 from kedge.containers.archive.tar import (
     CHARACTER,
@@ -32,6 +32,7 @@ from kedge.containers.archive.tar import (
     TarReader,
 )
 from kedge.containers.archive.tar_writer import TarWriter
+from kedge.containers.archive.unpack import unpack
 from kedge.errors import CheckpointError, Corrupted, NoSpace, NotFound, Validation
 from tests.torture.disks import tmpfs
 from tests.unit.containers.archive_writer import archive_files, tar_of

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from keyword import iskeyword
 from typing import Any, NoReturn
 
 import click
 
 from kedge.terminal.text import columns
 
-from .command import CommandTable, shared_options
+from .command import remember, shared_options
 from .failures import report_failure
 
 SECTIONS = {
@@ -78,8 +80,31 @@ SECTIONS = {
 }
 
 
-class App(CommandTable):
-    """The whole program: turns errors into messages and exit codes."""
+NAMES = [name for commands in SECTIONS.values() for name in commands]
+
+
+class App(click.Group):
+    """The whole program. Its commands are modules of `kedge.cli.commands`, each imported when it is called.
+
+    The module of a command has its name (with an underscore behind a word of Python: `import_`) and defines
+    `<name>_command`. Errors become messages and exit codes.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return NAMES
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in NAMES:
+            return None
+        module = import_module(f"kedge.cli.commands.{cmd_name}{'_' if iskeyword(cmd_name) else ''}")
+        command = getattr(module, f"{cmd_name}_command")
+        assert isinstance(command, click.Command)  # states the convention of these modules  # nosec B101
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_spacing=4)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -89,7 +114,7 @@ class App(CommandTable):
         except click.UsageError as error:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], self.names, n=1, cutoff=0.5)
+            near = get_close_matches(args[0], NAMES, n=1, cutoff=0.5)
             what = f"there is no command {args[0]!r}" + (f", did you mean {near[0]}?" if near else "")
             raise click.UsageError(what, ctx) from error
 
@@ -154,10 +179,9 @@ _VERSION = click.Option(
 
 cli = App(
     "kedge",
-    "kedge.cli.commands",
-    SECTIONS,
+    callback=remember,
     params=[*shared_options(), _VERSION],
-    text="Save the state of any job durably, and verify it when it is restored.\n\n"
+    help="Save the state of any job durably, and verify it when it is restored.\n\n"
     "These options can be given before or after the command.",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="kedge help COMMAND explains a command. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 invalid input, "

@@ -6,10 +6,8 @@ Part of every start: what `kedge --help` does not need is imported where it is u
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterable, Sequence
 from inspect import cleandoc
-from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -159,55 +157,19 @@ def _session(store: str | None, namespace: str | None, store_key: str | None, as
     )
 
 
-def command_group(name: str, commands: Sequence[click.Command], *, text: str) -> click.Group:
-    """A group of few commands, all in one module."""
-    return click.Group(
-        name, commands=commands, callback=remember, params=shared_options(), help=text, epilog=_json_note(name)
-    )
-
-
-class CommandTable(click.Group):
-    """A group whose commands are modules of `package`, each imported when it is called.
-
-    `sections` gives titles, and below each the names of commands with what they do. The module of a command has its
-    name (with an underscore behind a word of Python: `import_`) and defines `<name>_command`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        package: str,
-        sections: Mapping[str, Mapping[str, str]],
-        *,
-        text: str,
-        callback: Callable[..., None] = remember,
-        **options: Any,
-    ) -> None:
-        options = {"params": shared_options(), "epilog": _json_note(name), **options}
-        super().__init__(name, callback=callback, help=text, **options)
-        self.package = package
-        self.sections = sections
-        self.names = [command for section in sections.values() for command in section]
+class _Group(click.Group):
+    """Lists its commands in the order in which they were given."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return self.names
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.names:
-            return None
-        module = import_module(f"{self.package}.{cmd_name}_" if iskeyword(cmd_name) else f"{self.package}.{cmd_name}")
-        command = getattr(module, f"{cmd_name}_command")
-        assert isinstance(command, click.Command)  # states the convention of these modules  # nosec B101
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in self.sections.items():
-            with formatter.section(title):
-                formatter.write_dl(list(commands.items()), col_spacing=4)
+        return list(self.commands)
 
 
-def _json_note(name: str) -> str:
-    return f"JSON: see kedge {name} COMMAND --help"
+def command_group(
+    name: str, commands: Sequence[click.Command], *, text: str, callback: Callable[..., None] = remember
+) -> click.Group:
+    """A group of few commands, all in one module."""
+    note = f"JSON: see kedge {name} COMMAND --help"
+    return _Group(name, commands=commands, callback=callback, params=shared_options(), help=text, epilog=note)
 
 
 def apply_option(text: str) -> Decorator:

@@ -17,6 +17,7 @@ from .command import Decorator, Session
 
 if TYPE_CHECKING:
     from kedge.containers.checkpoint import Checkpointed
+    from kedge.containers.restore import Restored
     from kedge.manager import CheckpointManager
     from kedge.model import Checkpoint
 
@@ -97,31 +98,40 @@ def key_of(checkpoint: Checkpoint) -> str:
     return checkpoint.job.partition(":")[2]
 
 
-def phases(phases_ms: Mapping[str, float]) -> str:
+def _phases(phases_ms: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in phases_ms.items())
 
 
-def checkpoint_facts(frozen: Checkpointed) -> list[tuple[str, str]]:
-    checkpoint = frozen.checkpoint
-    return [
-        ("checkpoint", checkpoint.id),
-        ("job", checkpoint.job),
-        ("size", f"{size(checkpoint.size_bytes)}, {size(checkpoint.stored_bytes)} of it new"),
-        ("phases", phases(frozen.phases_ms)),
-    ]
+def answer_checkpointed(session: Session, checkpointed: Checkpointed, *, was_left_running: bool) -> None:
+    checkpoint, sockets = checkpointed.checkpoint, checkpointed.sockets
+    session.answer_facts(
+        {
+            "checkpoint": checkpoint.to_json(),
+            "phases_ms": dict(checkpointed.phases_ms),
+            "paused_ms": checkpointed.paused_ms,
+            "sockets": sockets,
+        },
+        [
+            ("checkpoint", checkpoint.id),
+            ("job", checkpoint.job),
+            ("size", f"{size(checkpoint.size_bytes)}, {size(checkpoint.stored_bytes)} of it new"),
+            ("phases", _phases(checkpointed.phases_ms)),
+            ("paused", f"{checkpointed.paused_ms:.0f} ms" if was_left_running else ""),
+            ("left out", ", ".join(f"{path} (a socket)" for path in sockets)),
+        ],
+    )
 
 
-def checkpoint_document(frozen: Checkpointed) -> dict[str, object]:
-    return {
-        "checkpoint": frozen.checkpoint.to_json(),
-        "phases_ms": dict(frozen.phases_ms),
-        "frozen_ms": frozen.frozen_ms,
-    }
+def answer_restored(session: Session, restored: Restored) -> None:
+    phases_ms = dict(restored.phases_ms)
+    document = {"id": restored.id, "pid": restored.pid, "checkpoint": restored.checkpoint.id, "phases_ms": phases_ms}
+    facts = [(name, str(document[name])) for name in ("id", "pid", "checkpoint")]
+    session.answer_facts(document, [*facts, ("phases", _phases(phases_ms))])
 
 
 def _paused(checkpoint: Checkpoint) -> str:
-    frozen_ms = checkpoint.metadata.get("frozen_ms")
-    return f"{frozen_ms:.0f} ms" if isinstance(frozen_ms, int | float) else "ended"
+    paused_ms = checkpoint.metadata.get("paused_ms")
+    return f"{paused_ms:.0f} ms" if isinstance(paused_ms, int | float) else "ended"
 
 
 _COLUMNS: tuple[Column[Checkpoint], ...] = (

@@ -8,7 +8,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,7 +50,8 @@ def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool
             os.chmod(draft, 0o666 & ~_umask())
             _give_name(Path(draft), target, force)
         except BaseException:
-            _forget(Path(draft))
+            with suppress(OSError):
+                os.unlink(draft)
             raise
         sync_directory(target.parent)
     return size_bytes
@@ -156,13 +157,6 @@ def _give_name(draft: Path, target: Path, force: bool) -> None:
         os.replace(draft, target)
         return
     draft.unlink()
-
-
-def _forget(draft: Path) -> None:
-    try:
-        draft.unlink()
-    except OSError:
-        pass
 
 
 def _umask() -> int:

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from kedge.blobs.group_files import make_own_folder
-from kedge.errors import CheckpointError, Conflict, NotFound, storage_error
+from kedge.errors import CheckpointError, Conflict, NotFound, storage_errors
 from kedge.model import parse_name
 
 KEPT = 50
@@ -89,7 +89,7 @@ def attempt(action: str, subject: str, lock: int | None = None) -> Iterator[Atte
     home = state_directory() / "attempts"
     identity = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
     path = home / identity
-    try:
+    with storage_errors("write", home):
         make_own_folder(home)
         path.mkdir(mode=0o700)
         own = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -98,34 +98,25 @@ def attempt(action: str, subject: str, lock: int | None = None) -> Iterator[Atte
         new.images.mkdir(mode=0o700)
         new.describe(action=action, subject=subject, started=time.time(), result="under way")
         _tidy(home, identity)
-    except OSError as error:
-        raise storage_error("write", str(home), error) from error
     try:
         yield new
         new.describe(result="done")
     except BaseException as error:
-        _note(new, error)
+        with suppress(OSError):  # the disk is full: the error itself goes to whoever asked
+            new.describe(result="failed", error=str(error))
         raise
     finally:
         _forget(path)
         os.close(own)
 
 
-def _note(new: Attempt, error: BaseException) -> None:
-    try:
-        new.describe(result="failed", error=str(error))
-    except OSError:  # the disk is full: the error itself goes to whoever asked
-        return
-
-
 def find_attempt(name: str) -> Attempt:
     """An attempt by its ID, or `latest`."""
-    home = state_directory() / "attempts"
-    known = sorted(os.listdir(home)) if home.is_dir() else []
-    attempt_id = known[-1] if name == "latest" and known else parse_name("attempt", name)
+    known = {attempt.id: attempt for attempt in attempts()}
+    attempt_id = max(known) if name == "latest" and known else parse_name("attempt", name)
     if attempt_id not in known:
-        raise NotFound(f"there is no attempt {name}", hint=f"the last {KEPT} are kept in {home}")
-    return Attempt(attempt_id, home / attempt_id)
+        raise NotFound(f"there is no attempt {name}", hint=f"kedge container logs lists the last {KEPT}")
+    return known[attempt_id]
 
 
 def attempts() -> list[Attempt]:
@@ -183,10 +174,8 @@ def _is_put_right(killed: Attempt) -> bool:
             volumes.put_back(in_volumes, is_restored=_RESTORED in killed.log())
         if isinstance(net, dict):
             locked = network.Network(mode=str(net.get("mode")), path=str(net.get("path") or ""))
-            with (
-                suppress(FileNotFoundError),
-                network.namespace_of(None, locked) as namespace,
-            ):  # gone: nothing is locked
+            # A namespace that is gone has no lock.
+            with suppress(FileNotFoundError), network.namespace_of(None, locked) as namespace:
                 network.remove_lock(namespace)
     except CheckpointError as error:
         killed.describe(error=str(error))
@@ -230,12 +219,10 @@ def is_busy(*subject: str) -> bool:
 
 def _open_lock(subject: tuple[str, ...]) -> int:
     folder = state_directory() / "locks"
-    try:
+    with storage_errors("write", folder):
         make_own_folder(folder)
         name = sha256("\0".join(subject).encode()).hexdigest()[:32]
         return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise storage_error("write", str(folder), error) from error
 
 
 def _is_locked(fd: int) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import Conflict, NotFound, storage_error
+from kedge.errors import Conflict, NotFound, storage_errors
 from kedge.files import Tree
 from kedge.model import parse_name
 
@@ -131,14 +131,12 @@ class Bundle:
         """By rename, with its old times: nobody reads half of it, or takes it for a newer one."""
         config = self.path / "config.json"
         new = self.path / ".config.json.kedge"
-        try:
+        with storage_errors("write", config):
             status = config.stat()
             new.write_bytes(content)
             os.chmod(new, status.st_mode)
             os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
             new.rename(config)
-        except OSError as error:
-            raise storage_error("write", str(config), error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +214,7 @@ class ContainerSource(Source):
 
 def give_images(images: Path, target: Path) -> None:
     """The caller's image path gets the images too: by hard links where that is possible."""
-    try:
+    with storage_errors("write", target):
         target.mkdir(parents=True, exist_ok=True)
         for source in images.iterdir():
             image = target / source.name
@@ -225,8 +223,6 @@ def give_images(images: Path, target: Path) -> None:
                 os.link(source, image)
             except OSError:  # another file system
                 shutil.copy2(source, image)
-    except OSError as error:
-        raise storage_error("write", str(target), error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

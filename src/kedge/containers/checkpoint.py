@@ -60,12 +60,17 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """A checkpoint that was made. `frozen_ms`: how long the source stood still."""
+    """A checkpoint that was made. `paused_ms`: how long the source stood still."""
 
     checkpoint: Checkpoint
     phases_ms: Mapping[str, float]
-    frozen_ms: float
-    sockets: Sequence[str]
+    paused_ms: float
+
+    @property
+    def sockets(self) -> list[str]:
+        """The paths of sockets, which were not saved."""
+        paths: Any = self.checkpoint.metadata["sockets"]
+        return [str(path) for path in paths]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +120,7 @@ def make_checkpoint(
         phases = Phases(report=report)
         work = _Work(manager, job, source, request, attempt, companions, host, phases)
         how = source.dump(attempt, sorted(set(request.options)), leave_running=request.leave_running)
-        outcome: _Stored | Files | None = None
+        outcome: Checkpoint | Files | None = None
         try:
             with accompanied(companions, pids_below(source.pid), phases, lambda: is_alive(source.pid)):
                 try:
@@ -127,23 +132,17 @@ def make_checkpoint(
         finally:
             if isinstance(outcome, Files):  # left running; also when a companion could not resume: this restores it
                 outcome = work.store(outcome)
-        assert isinstance(outcome, _Stored)  # nothing above returns without one
-        frozen_ms = _frozen_ms(attempt, phases) or 0.0
-        return Checkpointed(outcome.checkpoint, phases.milliseconds(), frozen_ms, outcome.sockets)
+        assert isinstance(outcome, Checkpoint)  # nothing above returns without one
+        paused_ms = _paused_ms(attempt, phases) or 0.0
+        return Checkpointed(outcome, phases.milliseconds(), paused_ms)
 
 
-def _frozen_ms(attempt: Attempt, phases: Phases) -> float | None:
+def _paused_ms(attempt: Attempt, phases: Phases) -> float | None:
     """How long everything stood still: as CRIU says, or, where a GPU was paused with it, until that ran again."""
     gpu_s = [seconds for name, seconds in phases.seconds.items() if name.startswith("gpu ")]
     if not gpu_s:
-        return snapshot.frozen_ms(attempt.path)
+        return snapshot.paused_ms(attempt.path)
     return round(1000 * (sum(gpu_s) + phases.seconds.get("dump", 0.0) + phases.seconds.get("files", 0.0)), 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    checkpoint: Checkpoint
-    sockets: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,26 +158,25 @@ class _Work:
     host: Mapping[str, object]
     phases: Phases
 
-    def at_pause(self) -> _Stored | Files:
+    def at_pause(self) -> Checkpoint | Files:
         """Nothing of the source moves: short if it is to run on, the whole checkpoint if it is to end."""
         files = self.source.files(self.attempt, self.phases, leave_running=self.request.leave_running)
         return files if self.request.leave_running else self.store(files)
 
-    def store(self, files: Files) -> _Stored:
+    def store(self, files: Files) -> Checkpoint:
         with self.phases.phase("store"):
             taken = self._snapshot(files)
             leaves_running = self.request.leave_running
-            sockets = taken.sockets()
             metadata = {
                 "kind": taken.kind,
                 "id": taken.id,
                 "runtime": taken.runtime["name"],
                 "network": taken.network["mode"],
                 "is_running": leaves_running,
-                "frozen_ms": _frozen_ms(self.attempt, self.phases) if leaves_running else None,
+                "paused_ms": _paused_ms(self.attempt, self.phases) if leaves_running else None,
                 "phases_ms": self.phases.milliseconds(),
                 "rootfs": taken.rootfs_kind,
-                "sockets": sockets,
+                "sockets": taken.sockets(),
                 "attempt": self.attempt.id,
                 **({"pod": pod} if (pod := pod_of(taken.spec)) else {}),
                 **files.facts,
@@ -189,7 +187,7 @@ class _Work:
             checkpoint_id = self.manager.save(
                 self.job, step, taken.state(), metadata=metadata, tags=self.request.tags, lease=self.request.lease
             )
-            return _Stored(self.manager.get(checkpoint_id), sockets)
+            return self.manager.get(checkpoint_id)
 
     def _snapshot(self, files: Files) -> snapshot.Snapshot:
         images = self.attempt.images

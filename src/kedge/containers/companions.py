@@ -18,7 +18,7 @@ class Companion(Protocol):
         """The processes still run. If this fails, it has undone what it did."""
         ...
 
-    def after_dump(self, pids: Sequence[int], phases: Phases, *, is_running: bool) -> None:
+    def after_dump(self, phases: Phases, *, is_running: bool) -> None:
         """The dump is over, or was given up. What still runs must be able to go on."""
         ...
 
@@ -68,12 +68,12 @@ def accompanied(
     with ExitStack() as undo:
         for companion in companions:
             companion.before_dump(pids, phases)
-            undo.callback(_tell, companion, pids, phases, is_running)
+            undo.callback(_after_dump, companion, phases, is_running)
         yield
 
 
-def _tell(companion: Companion, pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]) -> None:
-    companion.after_dump(pids, phases, is_running=is_running())
+def _after_dump(companion: Companion, phases: Phases, is_running: Callable[[], bool]) -> None:
+    companion.after_dump(phases, is_running=is_running())
 
 
 def facts_of(companions: Sequence[Companion]) -> dict[str, object]:

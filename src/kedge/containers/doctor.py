@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import hosts
 from .attempts import state_directory
 from .criu.command import criu_version
 from .criu.log import explain
-from .programs import USUAL_PATH, which
+from .findings import Finding
+from .gpu.findings import findings as gpu_findings
+from .programs import USUAL_PATH, run, which
 
 _CAPABILITIES = {  # number → what goes wrong without it
     21: ("CAP_SYS_ADMIN", "nothing can be dumped", "bad"),
@@ -25,16 +25,6 @@ _CAPABILITIES = {  # number → what goes wrong without it
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at. `status` is ok, note, warn or bad; `fix` says what to do, if anything."""
-
-    subject: str
-    status: str
-    what: str
-    fix: str = ""
-
-
 def findings() -> Iterator[Finding]:
     yield _root()
     yield from _criu()
@@ -43,9 +33,7 @@ def findings() -> Iterator[Finding]:
     yield from _kernel()
     yield from _capabilities()
     yield _state()
-    from .gpu.findings import findings as of_gpus  # it tells its findings with the class below
-
-    yield from of_gpus()
+    yield from gpu_findings()
 
 
 def _root() -> Finding:
@@ -72,7 +60,7 @@ def _criu() -> Iterator[Finding]:
     yield Finding("criu", status, f"{version or 'of unknown version'} at {path}", fix)
     if os.geteuid() != 0:
         return
-    checked = subprocess.run([path, "check"], capture_output=True, text=True, check=False, timeout=60)
+    checked = run([path, "check"])
     said = (checked.stderr or checked.stdout).strip().splitlines()
     if checked.returncode == 0:
         yield Finding("criu check", "ok", said[-1] if said else "good")
@@ -121,7 +109,7 @@ def _programs() -> Iterator[Finding]:
         if path is None:
             yield Finding(name, status, f"not on this machine: {without}", f"apt-get install {package}")
             continue
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60)
+        done = run([path, "--version"])
         first = (done.stdout or done.stderr).strip().splitlines()
         what = f"{first[0] if first else 'there'} at {path}"
         if name == "crun" and "+CRIU" not in done.stdout:
@@ -143,12 +131,8 @@ def _kernel() -> Iterator[Finding]:
         "" if overlay else "modprobe overlay",
     )  # fmt: skip
     if os.geteuid() == 0 and (criu := which("criu")):
-        has = {
-            name: subprocess.run(
-                [criu, "check", "--feature", name], capture_output=True, check=False, timeout=60
-            ).returncode == 0
-            for name in ("mem_dirty_track", "uffd-noncoop")
-        }  # fmt: skip
+        features = ("mem_dirty_track", "uffd-noncoop")
+        has = {name: run([criu, "check", "--feature", name]).returncode == 0 for name in features}
         yield Finding(
             "memory", "ok" if all(has.values()) else "note",
             ", ".join(f"{name} {'works' if works else 'is missing'}" for name, works in has.items()),
@@ -157,8 +141,8 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _capabilities() -> Iterator[Finding]:
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    mask = int(found[1], 16) if found else 0
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    mask = int(effective[1], 16) if effective else 0
     missing = [entry for number, entry in _CAPABILITIES.items() if not mask >> number & 1]
     for name, without, status in missing:
         yield Finding("capabilities", status, f"{name} is missing: {without}", "start it outside of a container")

@@ -22,7 +22,7 @@ ASLEEP = "asleep"
 def refuse_asleep(manager: CheckpointManager, key: str) -> None:
     """Conflict if the workload sleeps."""
     if asleep(manager, snapshot.job_of("container", key)) is not None:
-        raise Conflict(f"{key} hibernates", hint=f"kedge pod wake {key} lets it be restored")
+        raise Conflict(f"workload {key} hibernates", hint=f"wake it: kedge pod wake {key}")
 
 
 def asleep(manager: CheckpointManager, job: str) -> Checkpoint | None:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from .criu.command import criu_version
+from .pids import read_text
 from .programs import which
 
 
@@ -52,7 +53,4 @@ def cgroup_mode() -> str:
 
 
 def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return []
+    return read_text("/proc/cpuinfo").split("\n\n")[0].splitlines()

@@ -19,10 +19,11 @@ from .archive.importer import ENGINE_FILES
 from .archive.layers import whiteouts
 from .archive.layout import Config
 from .archive.scratch import private_directory
-from .archive.tar import KINDS, Limits, TarReader
+from .archive.tar import KINDS, LIMITS, Limits, TarReader
+from .archive.unpack import unpack
 from .criu import images
 from .criu.image_files import Directory, ImageFiles, StoredImages
-from .criu.images import Process, Statistics
+from .criu.images import Process
 
 MAX_CHANGES = 10_000
 HIDDEN = "(hidden)"
@@ -41,17 +42,16 @@ class Inspection:
     pages_bytes: int
     rootfs_bytes: int
     changes: tuple[tuple[str, str], ...]
-    statistics: Statistics | None
+    statistics: Mapping[str, int] | None
     mounts: tuple[tuple[str, str, str], ...]  # destination, type, source
     commands: Mapping[int, tuple[str, ...]]
     environment: Mapping[str, str]
 
 
-def inspect_archive(path: str | os.PathLike[str], *, limits: Limits | None = None, reveal: bool = False) -> Inspection:
+def inspect_archive(path: str | os.PathLike[str], *, limits: Limits = LIMITS, reveal: bool = False) -> Inspection:
     """An archive of any format, unpacked into a private directory for the time of this call."""
-    limits = limits or Limits()
     with private_directory() as home:
-        archive = formats.unpack(path, home, limits)
+        archive = unpack(path, home, limits)
         files = Directory(archive.images)
         sizes = {name: (archive.images / name).lstat().st_size for name in files.names()}
         statistics = None
@@ -107,7 +107,7 @@ def _inspection(
     sizes: Mapping[str, int],
     changes: tuple[tuple[str, str], ...],
     rootfs_bytes: int,
-    statistics: Statistics | None,
+    statistics: Mapping[str, int] | None,
     spec: Mapping[str, Any],
     reveal: bool,
 ) -> Inspection:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from kedge.errors import storage_error
+from kedge.errors import storage_errors
 from kedge.files import File
 from kedge.files.restore import remove_leftover_of
 
@@ -47,7 +47,7 @@ def replaced(files: Mapping[str, File], work: Attempt) -> Iterator[None]:
 def put_back(names: Mapping[str, str], made: Mapping[str, list[int]], *, is_restored: bool) -> None:
     """After a restore that failed or was killed: the files from before it; after one that was done, those it wrote."""
     for path, name in names.items():
-        try:
+        with storage_errors("put back", path):
             remove_leftover_of(os.fsencode(path))
             if os.path.lexists(name):
                 if not is_restored:
@@ -56,18 +56,14 @@ def put_back(names: Mapping[str, str], made: Mapping[str, list[int]], *, is_rest
                     os.unlink(name)
             elif not is_restored and path in made and os.path.lexists(path) and _identity(path) == list(made[path]):
                 os.unlink(path)  # nobody has put another one there since
-        except OSError as error:
-            raise storage_error("put back", path, error) from error
 
 
 def _is_linked(path: str, name: str) -> bool:
     """Whether a file has got its second name; False when there is no file."""
     if not os.path.lexists(path):
         return False
-    try:
+    with storage_errors("link", path):
         os.link(path, name, follow_symlinks=False)
-    except OSError as error:
-        raise storage_error("link", path, error) from error
     return True
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from kedge.errors import Conflict, CriuFailed
 
-from .programs import USUAL_PATH, find_program, which
+from .programs import USUAL_PATH, find_program, run, which
 
 _TOOLS = ("iptables", "ip6tables")
 _TIMEOUT_S = 30
@@ -42,7 +42,7 @@ def refuse_mismatch(saved: Network, now: Network) -> None:
     """Images of one kind of network, restored into another, would lock the wrong namespace."""
     if saved["mode"] != now["mode"]:
         raise Conflict(
-            f"the checkpoint was taken with network mode {saved['mode']}, the bundle has {now['mode']}",
+            f"the checkpoint was made with network mode {saved['mode']}, the bundle has {now['mode']}",
             hint="give the bundle's config.json the same kind of network namespace",
         )
 
@@ -100,11 +100,4 @@ def remove_lock(namespace: int | None) -> bool:
 
 def _run(namespace: int, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     enter = [find_program("nsenter"), f"--net=/proc/self/fd/{namespace}"]
-    return subprocess.run(
-        [*enter, find_program(tool), "-w", *arguments],
-        pass_fds=(namespace,),
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    return run([*enter, find_program(tool), "-w", *arguments], pass_fds=(namespace,), timeout_s=_TIMEOUT_S)

@@ -23,9 +23,7 @@ INDEX = "index.sqlite"
 _ROOM_BYTES = 1 << 20  # with less than this on the disk, mapping SQLite's shared memory could kill us
 _WAIT_S = 1.0
 _NOT_FOR_URI = frozenset("%?#\0")
-_LOCAL = frozenset(
-    ("overlay", "tmpfs", "btrfs", "zfs", "bcachefs")
-)  # on no device of their own, and yet of this machine
+_LOCAL = frozenset(("overlay", "tmpfs", "btrfs", "zfs", "bcachefs"))  # on no device of their own, yet of this machine
 
 
 def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | None:

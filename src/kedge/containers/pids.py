@@ -1,28 +1,50 @@
-"""Processes of this machine, by their numbers."""
+"""Processes of this machine, by their numbers, and what /proc says of them: nothing, once they are gone."""
 
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
+
+
+def read_text(path: str) -> str:
+    """The content of a file of the kernel; "" where it cannot be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def read_link(path: str) -> str:
+    """Where a link leads; "" where that cannot be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def list_names(path: str) -> list[str]:
+    """The names in a directory; none where it cannot be read."""
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """The fields of /proc/PID/stat behind the name: state, parent, …; none where there is no such process."""
+    return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+    fields = stat_of(pid)
+    return bool(fields) and fields[0] not in ("Z", "X")
 
 
 def pids_below(pid: int) -> list[int]:
     """A process and its descendants, as this machine numbers them."""
     pids = [pid]
     for process in pids:
-        try:
-            for thread in os.listdir(f"/proc/{process}/task"):
-                text = Path(f"/proc/{process}/task/{thread}/children").read_text()
-                pids += [int(child) for child in re.findall(r"\d+", text)]
-        except OSError:
-            continue
+        for thread in list_names(f"/proc/{process}/task"):
+            pids += map(int, read_text(f"/proc/{process}/task/{thread}/children").split())
     return pids

@@ -8,7 +8,7 @@ that it would have.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +30,6 @@ from .runtime.settings import chosen
 from .snapshot import TIES
 from .volumes import Volume, volumes_of
 
-# Opens the store that an engine with this environment uses.
-OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
-
 
 @dataclass(frozen=True, slots=True)
 class PodName:
@@ -46,7 +43,9 @@ class PodName:
     def parse(cls, text: str) -> PodName:
         parts = text.split("/")
         if len(parts) not in (2, 3) or not all(parts):
-            raise Validation(f"{text!r} names no pod", hint="write NAMESPACE/POD or NAMESPACE/POD/CONTAINER")
+            raise Validation(
+                f"{text!r} is not the name of a pod", hint="write NAMESPACE/POD or NAMESPACE/POD/CONTAINER"
+            )
         return cls(*parts)
 
     def fits(self, container: cri.PodContainer) -> bool:
@@ -126,8 +125,8 @@ def find(address: str, name: PodName) -> list[Workload]:
     if not named:
         known = ", ".join(workload.container.name for workload in of_pod)
         raise Validation(
-            f"no container that {name.namespace}/{name.pod} has now opted in",
-            hint=f"kedge pod list shows what sleeps; or name one: {name.namespace}/{name.pod}/CONTAINER, of {known}",
+            f"no container of {name.namespace}/{name.pod} opted in",
+            hint=f"kedge pod list shows what hibernates; or name a container (NAMESPACE/POD/CONTAINER) of {known}",
         )
     running = [
         workload
@@ -136,8 +135,8 @@ def find(address: str, name: PodName) -> list[Workload]:
     ]
     if not running:
         raise Conflict(
-            f"of {name.namespace}/{name.pod}, {', '.join(workload.container.name for workload in named)} does not run",
-            hint="kedge pod list shows what does, and what sleeps",
+            f"{name.namespace}/{name.pod}: {', '.join(workload.container.name for workload in named)} is not running",
+            hint="kedge pod list shows what runs and what hibernates",
         )
     return running
 
@@ -155,7 +154,7 @@ def hibernate(workload: Workload, manager: CheckpointManager, companions: list[C
     mark = _claimed(workload, manager)
     if workload.place is None or mark is None:
         raise Validation(
-            f"{workload.name} did not opt in: whoever restarts it would not be told that it sleeps",
+            f"{workload.name} did not opt in, so its next start could not be held back",
             hint="run it with the runtime class of Kedge and KEDGE_CHECKPOINT=1",
         )
     path = marks.mark_of(str(workload.place.parent), workload.place.name)
@@ -205,5 +204,5 @@ def wake(manager: CheckpointManager, name: str) -> list[Checkpoint]:
     """Let what sleeps by that name be restored at its next start."""
     asleep = list(sleeping(manager, name))
     if not asleep:
-        raise NotFound(f"nothing sleeps by the name {name}", hint="kedge pod list shows what does")
+        raise NotFound(f"nothing named {name} hibernates", hint="kedge pod list shows what does")
     return [manager.tag(checkpoint.id, **{hibernation.ASLEEP: None}) for checkpoint in asleep]

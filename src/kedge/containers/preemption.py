@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal, Self
 
 from .engine import runc
-from .pids import pids_below
+from .pids import pids_below, read_text
 from .programs import find_program
 from .runtime import marks
 
@@ -46,13 +46,13 @@ class Candidate:
     environment: Mapping[str, str]
 
 
-Result = Literal["kept", "signalled", "ended", "unfinished", "late"]
+Result = Literal["checkpointed", "signalled", "ended", "unfinished", "late"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """kept: durable in the store, and ended. signalled: it could not be checkpointed and got SIGTERM. ended: by itself,
-    before its turn. unfinished: nobody knows, as nobody answered in time; it may run on. late: not touched."""
+    """checkpointed: durable in the store, and ended. signalled: it could not be checkpointed and got SIGTERM.
+    ended: by itself, before its turn. unfinished: nobody answered in time; it may run on. late: not touched."""
 
     id: str
     root: str
@@ -87,13 +87,8 @@ def candidates(on_found: Callable[[Candidate], object] = lambda _: None) -> list
 
 def memory_bytes(pid: int) -> int:
     """What a process and its descendants have in memory."""
-    pages = 0
-    for descendant in pids_below(pid):
-        try:
-            pages += int(Path(f"/proc/{descendant}/statm").read_text().split()[1])
-        except OSError:  # ended meanwhile
-            continue
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    sizes = [read_text(f"/proc/{descendant}/statm").split() for descendant in pids_below(pid)]
+    return sum(int(fields[1]) for fields in sizes if fields) * os.sysconf("SC_PAGE_SIZE")
 
 
 def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) -> list[Outcome]:

@@ -6,16 +6,15 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from . import network
 from .criu.watches import find_watched
-from .doctor import Finding
 from .engine.runc import Container
+from .findings import Finding
 from .gpu.cuda import uses_cuda
 from .gpu.findings import findings as gpu_findings
-from .pids import pids_below
+from .pids import list_names, pids_below, read_link, read_text
 from .rootfs import find_rootfs
 from .runtime.settings import chosen
 from .volumes import Volume, problem_of, volumes_of
@@ -45,8 +44,8 @@ def check_container(container: Container, options: Sequence[str] = ()) -> Iterat
 
 def _stdio(pid: int, is_shell_job: bool) -> Iterator[Finding]:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        target = _link(f"/proc/{pid}/fd/{number}")
-        if target is None or target.startswith("pipe:") or target in _KNOWN_DEVICES:
+        target = read_link(f"/proc/{pid}/fd/{number}")
+        if not target or target.startswith("pipe:") or target in _KNOWN_DEVICES:
             continue
         if target.startswith("/dev/pts/") or target == "/dev/console":
             if not is_shell_job:
@@ -60,12 +59,12 @@ def _stdio(pid: int, is_shell_job: bool) -> Iterator[Finding]:
 
 def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
     who = f"process {pid}"
-    traced = re.search(r"^TracerPid:\s*([1-9]\d*)", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    traced = re.search(r"^TracerPid:\s*([1-9]\d*)", read_text(f"/proc/{pid}/status"), re.MULTILINE)
     if traced:
         yield Finding(who, "bad", f"traced by process {traced[1]}", "end the debugger or strace")
     sockets = {}
-    for number in _names(f"/proc/{pid}/fd"):
-        target = _link(f"/proc/{pid}/fd/{number}") or ""
+    for number in list_names(f"/proc/{pid}/fd"):
+        target = read_link(f"/proc/{pid}/fd/{number}")
         if target.startswith("socket:["):
             sockets[target[8:-1]] = number
         elif target.startswith("/dev/nvidia") and uses_cuda(pid):
@@ -76,7 +75,7 @@ def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
             yield Finding(who, "bad", f"descriptor {number} is {target}", "CRIU cannot dump it: close it before")
     yield from _ties(who, pid, sockets, options)
     for name in ("net", "pid", "mnt"):
-        own, first = _link(f"/proc/{pid}/ns/{name}"), _link(f"/proc/{root}/ns/{name}")
+        own, first = read_link(f"/proc/{pid}/ns/{name}"), read_link(f"/proc/{root}/ns/{name}")
         if own and first and own != first:
             what = f"in a {name} namespace of its own inside the container"
             yield Finding(who, "warn", what, "nested namespaces are dumped only in part")
@@ -84,10 +83,10 @@ def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
 
 def _ties(who: str, pid: int, sockets: Mapping[str, str], options: Sequence[str]) -> Iterator[Finding]:
     """Connections and file locks, which a dump must be told to include."""
-    tables = [_read(f"/proc/{pid}/net/{kind}").splitlines()[1:] for kind in ("tcp", "tcp6")] if sockets else []
+    tables = [read_text(f"/proc/{pid}/net/{kind}").splitlines()[1:] for kind in ("tcp", "tcp6")] if sockets else []
     connections = sum(_is_established(line, sockets) for lines in tables for line in lines)
-    descriptors = _names(f"/proc/{pid}/fdinfo")
-    locks = sum(_read(f"/proc/{pid}/fdinfo/{name}").count("\nlock:") for name in descriptors)
+    descriptors = list_names(f"/proc/{pid}/fdinfo")
+    locks = sum(read_text(f"/proc/{pid}/fdinfo/{name}").count("\nlock:") for name in descriptors)
     for count, what, option in (
         (connections, "open TCP connection", "--tcp-established"),
         (locks, "file lock", "--file-locks"),
@@ -189,24 +188,3 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[
 
 def _version(text: object) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", str(text or ""))[:3]]
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None
-
-
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []

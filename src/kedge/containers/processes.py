@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kedge.errors import Conflict, NotFound, Validation, storage_error
+from kedge.errors import Conflict, NotFound, Validation, storage_errors
 from kedge.files import File
 
 from . import hosts
@@ -29,7 +29,7 @@ from .criu.command import Dump, failure
 from .criu.watches import config_for
 from .moved_files import replaced
 from .network import Network
-from .pids import is_alive, pids_below
+from .pids import is_alive, pids_below, read_link
 from .programs import find_program
 from .restore import Target
 from .snapshot import Snapshot
@@ -59,7 +59,7 @@ class ProcessSource(Source):
             runtime={"name": "criu", "version": str(hosts.facts()["criu"]), "root": ""},
             network=Network(mode="host", path=""),
             locks_network=False,
-            descriptors=tuple(_target(pid, number) for number in range(3)),
+            descriptors=tuple(read_link(f"/proc/{pid}/fd/{number}") for number in range(3)),
         )
 
     def dump(self, attempt: Attempt, options: Sequence[str], *, leave_running: bool) -> Dump:
@@ -95,12 +95,10 @@ def _copies(paths: Sequence[str], folder: Path) -> dict[str, Path]:
     copies = {}
     for number, path in enumerate(paths):
         copies[path] = folder / str(number)
-        try:
+        with storage_errors("copy", path):
             shutil.copy2(path, copies[path], follow_symlinks=False)
             status = os.stat(path)
             os.chown(copies[path], status.st_uid, status.st_gid)
-        except OSError as error:
-            raise storage_error("copy", path, error) from error
     return copies
 
 
@@ -123,8 +121,8 @@ class ProcessTarget(Target):
         _wait_until_reaped(self.pids)
         if os.path.exists(f"/proc/{self.id}"):
             raise Conflict(
-                f"process {self.id}, which is to be restored, exists",
-                hint="it, or another with its number, runs: end it",
+                f"process {self.id} cannot be restored: there is a process with its number",
+                hint="end that process first",
             )
 
     @contextmanager
@@ -133,7 +131,8 @@ class ProcessTarget(Target):
             yield lambda: stack.enter_context(replaced(taken.files, attempt))
 
     def run(self, taken: Snapshot, attempt: Attempt) -> None:
-        inherited = _inherited(taken.descriptors, self.streams)
+        pipes = {n: what for n, what in enumerate(taken.descriptors) if what.startswith("pipe:")}
+        inherited = {what: self.streams[n] for n, what in pipes.items() if n in self.streams}
         command = [
             find_program("criu"), "restore", "--restore-detached", "--restore-sibling", "--images-dir",
             str(attempt.images), "--work-dir", str(attempt.path), "--log-file", "restore.log", "-v4", "--pidfile",
@@ -163,17 +162,6 @@ def _wait_until_reaped(pids: Sequence[int]) -> None:
     deadline = time.monotonic() + _REAP_S
     while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") and not is_alive(pid) for pid in pids):
         time.sleep(0.02)
-
-
-def _inherited(descriptors: Sequence[str], streams: Mapping[int, int]) -> dict[str, int]:
-    return {what: streams[n] for n, what in enumerate(descriptors) if what.startswith("pipe:") and n in streams}
-
-
-def _target(pid: int, number: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/{number}")
-    except OSError:
-        return ""
 
 
 def choose_high_pid() -> None:

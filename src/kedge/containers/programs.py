@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 from kedge.errors import Validation
 
@@ -22,3 +25,10 @@ def find_program(name: str) -> str:
     if path is None:
         raise Validation(f"there is no {name} on this machine", hint="kedge container doctor says how to get it")
     return path
+
+
+def run(command: Sequence[str], *, timeout_s: float | None = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever its exit status; what it prints is text."""
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s, **options
+    )

@@ -94,16 +94,16 @@ class Message:
 
     def numbers(self, field: int) -> list[int]:
         """A repeated number, packed or not."""
-        found: list[int] = []
+        numbers: list[int] = []
         for value in self._values.get(field, ()):
             if isinstance(value, int):
-                found.append(value)
+                numbers.append(value)
                 continue
             position = 0
             while position < len(value):
                 number, position = varint(value, position)
-                found.append(number)
-        return found
+                numbers.append(number)
+        return numbers
 
     def bytes(self, field: int) -> bytes:
         value = self._values.get(field, [memoryview(b"")])[-1]
@@ -146,15 +146,10 @@ def _varint_bytes(value: int) -> bytes:
     return bytes(parts)
 
 
-def signed(value: int) -> int:
-    """A number as sint32 and sint64 write it."""
-    return value >> 1 ^ -(value & 1)
-
-
 def u32(data: memoryview, position: int) -> int:
     """A little-endian word; NotAMessage when it is cut off."""
     try:
-        found: int = struct.unpack_from("<I", data, position)[0]
+        word: int = struct.unpack_from("<I", data, position)[0]
     except struct.error:
         raise NotAMessage("cut off") from None
-    return found
+    return word

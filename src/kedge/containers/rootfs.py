@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from kedge.errors import Conflict, Validation, storage_error
 from kedge.files import Tree
 
-from .programs import find_program
+from .programs import find_program, run
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -68,14 +67,8 @@ def _plain(text: str) -> str:
 
 def copy_away(source: Path, target: Path) -> None:
     """A copy that keeps everything, sharing blocks where the file system can. For files nobody writes meanwhile."""
-    done = subprocess.run(
-        [find_program("cp"), "-a", "--reflink=auto", "-T", "--", str(source), str(target)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        env={**os.environ, "LC_ALL": "C"},
-    )
+    command = [find_program("cp"), "-a", "--reflink=auto", "-T", "--", str(source), str(target)]
+    done = run(command, timeout_s=None, env={**os.environ, "LC_ALL": "C"})
     if done.returncode:
         number = 28 if "No space left" in done.stderr else 5
         raise storage_error("copy", f"{source} ({done.stderr.strip()[-300:]})", OSError(number, os.strerror(number)))
@@ -185,8 +178,7 @@ def _empty_workdir(options: str) -> None:
 
 
 def _mount_tool(*command: str) -> None:
-    words = [find_program(command[0]), *command[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    done = run([find_program(command[0]), *command[1:]], timeout_s=None)
     if done.returncode:
         raise Conflict(
             f"{command[0]} of {command[-1]} failed: {done.stderr.strip()[-300:]}",

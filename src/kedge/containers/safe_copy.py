@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kedge.errors import storage_error
+from kedge.errors import storage_errors
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -23,12 +23,10 @@ _PIECE_BYTES = 1 << 20
 
 def copy_tree(source: Path, target: Path) -> None:
     """Copy a directory, with everything that makes its files what they are, into one that is empty or not there yet."""
-    try:
+    with storage_errors("copy", source):
         target.mkdir(mode=0o700, exist_ok=True)
         with _opened(str(source), _FOLDER) as old, _opened(str(target), _FOLDER) as new:
             _Copy(new).folder(old, new, ())
-    except OSError as error:
-        raise storage_error("copy", str(source), error) from error
 
 
 class _Copy:

@@ -21,7 +21,7 @@ it: list, show, diff, copy, retention, encryption. Its job is `container:<key>` 
     volumes      {path: Tree}: of a container of a pod, its emptyDir volumes by where they are mounted (see volumes)
     extra        {name: Tree}: what came with an imported archive, or others add to the moment
 
-The checkpoint's metadata repeats what lists show: kind, id, runtime, network, processes, memory_bytes, frozen_ms,
+The checkpoint's metadata repeats what lists show: kind, id, runtime, network, processes, memory_bytes, paused_ms,
 phases_ms (dump, files, store, …), is_running (whether it was left running), sockets (paths that were not saved), and of
 a pod which it was (pod), and of which moment its volumes are (volumes, see `volumes.facts_of`).
 """
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.blobs.group_files import tighten
-from kedge.errors import NotFound, UnsupportedFormat, Validation, storage_error
+from kedge.errors import NotFound, UnsupportedFormat, Validation, storage_errors
 from kedge.files import File, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, parse_name
@@ -108,7 +108,7 @@ _FIELDS = tuple(item.name for item in fields(Snapshot))
 
 def refuse_option(option: str) -> None:
     if option not in OPTIONS:
-        raise Validation(f"{option!r} is no option for a dump or restore", hint=f"use {', '.join(OPTIONS)}")
+        raise Validation(f"unknown option for a dump or restore: {option!r}", hint=f"use {', '.join(OPTIONS)}")
 
 
 def images_tree(directory: Path, borders: Mapping[str, list[int]] | None = None) -> Tree:
@@ -147,10 +147,10 @@ def read_processes(images: Path) -> dict[str, Any]:
     }
 
 
-def frozen_ms(work: Path) -> float | None:
+def paused_ms(work: Path) -> float | None:
     """How long CRIU says that everything stood still; None where it does not say."""
     try:
-        return statistics(work).values.get("frozen_us", 0) / 1000
+        return statistics(work).get("frozen_us", 0) / 1000
     except NotFound:
         return None
 
@@ -163,17 +163,17 @@ def job_of(kind: str, key: str) -> str:
 def refuse_memory(manager: CheckpointManager) -> None:
     """Validation if the store is in memory: what ends would be gone with this program."""
     if manager.url.startswith("memory:"):
-        raise Validation(f"the store {manager.url} ends with this command", hint="give --store a directory or a server")
+        raise Validation(
+            f"the store {manager.url} would be gone when this command ends", hint="give --store a directory or a server"
+        )
 
 
 def keep_private(url: str) -> None:
     """The memory of processes is in this store: if it is a directory, nobody else may read it, whoever made it."""
     path = directory_of(url)
     if path is not None and path.is_dir():
-        try:
+        with storage_errors("take the rights of others from", path):
             tighten(path)
-        except OSError as error:
-            raise storage_error("take the rights of others from", str(path), error) from error
 
 
 def load(manager: CheckpointManager, checkpoint_id: str, kind: str = "") -> tuple[Checkpoint, Snapshot]:

@@ -79,7 +79,7 @@ class Supervision:
             self.say(f"restored from {what}")
             return restored.pid
         if not command:
-            raise NotFound(f"there is no checkpoint under {self.key}", hint="give a command to start: -- CMD")
+            raise NotFound(f"{self.key} has no checkpoint", hint="give a command to start: -- CMD")
         choose_high_pid()
         try:
             process = subprocess.Popen(
@@ -130,9 +130,9 @@ class Supervision:
             request = Request(self.key, leave_running=leave_running, options=self.options)
             checkpointed = make_checkpoint(self.manager, ProcessSource.of(pid), request, companions=self.companions)
         except CheckpointError as error:
-            self.say(f"no checkpoint this time: {error}")
+            self.say(f"checkpoint failed: {error}")
             return False
-        self.say(f"checkpoint {checkpointed.checkpoint.id}, {checkpointed.frozen_ms:.0f} ms" if leave_running else
+        self.say(f"checkpoint {checkpointed.checkpoint.id}, {checkpointed.paused_ms:.0f} ms" if leave_running else
                  f"stopped at checkpoint {checkpointed.checkpoint.id}")  # fmt: skip
         return True
 

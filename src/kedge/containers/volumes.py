@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from kedge.blobs.libc import file_system_of
-from kedge.errors import Conflict, Validation, storage_error
+from kedge.errors import Conflict, storage_errors
 from kedge.files import Tree
 
 from . import pod_starts
 from .runtime.opt_in import SANDBOX, UID, notes_of
-from .runtime.settings import chosen
+from .runtime.settings import chosen, whole_number
 from .safe_copy import copy_tree
 
 LIMIT_BYTES = 2 << 30
@@ -139,7 +139,7 @@ def problem_of(volume: Volume, volumes: Sequence[Volume]) -> str:
         return "it is mounted as a whole, and in part by subPath"
     if _file_system(volume.source) == _HUGETLBFS:
         return "it is made of huge pages, which cannot be written as files"
-    size, limit = volume.size_bytes(), limit_bytes()
+    size, limit = volume.size_bytes(), whole_number("KEDGE_VOLUME_BYTES", LIMIT_BYTES)
     return f"it has {size:,} bytes, more than KEDGE_VOLUME_BYTES={limit}" if size > limit else ""
 
 
@@ -152,13 +152,6 @@ def _file_system(folder: Path) -> int:
         return file_system_of(fd)
     finally:
         os.close(fd)
-
-
-def limit_bytes() -> int:
-    text = os.environ.get("KEDGE_VOLUME_BYTES") or str(LIMIT_BYTES)
-    if not text.isdecimal():
-        raise Validation(f"KEDGE_VOLUME_BYTES={text} is no number", hint=f"use whole bytes, such as {LIMIT_BYTES}")
-    return int(text)
 
 
 def facts_of(volumes: Sequence[Volume], spec: Mapping[str, Any], root: str) -> dict[str, object]:
@@ -246,7 +239,7 @@ def replaced(
 
         def put_in_place() -> None:
             for stage in stages.values():
-                with _naming(stage.volume):
+                with storage_errors("replace", stage.volume):
                     stage.put_in_place()
 
         yield put_in_place
@@ -261,7 +254,7 @@ def put_back(noted: Mapping[str, object], *, is_restored: bool) -> None:
     """After a restore that failed or was killed: the files from before it, unless it had been done."""
     for volume, folder in noted.items():
         stage = Stage(Path(volume), Path(str(folder)))
-        with _naming(stage.volume):
+        with storage_errors("replace", stage.volume):
             stage.remove() if is_restored else stage.put_back()
 
 
@@ -270,14 +263,6 @@ def _stage_for(volume: Volume, work: Path) -> Stage:
     name = f".kedge-{os.urandom(6).hex()}"
     is_beside = volume.pod is not None and volume.pod.stat().st_dev == volume.source.stat().st_dev
     return Stage(volume.source, (volume.pod if is_beside and volume.pod is not None else work) / name)
-
-
-@contextmanager
-def _naming(volume: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error("replace", str(volume), error) from error
 
 
 def _move(source: Path, target: Path) -> None:

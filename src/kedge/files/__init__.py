@@ -5,7 +5,7 @@ table     the entries, as columns                        ├─ save
 content   the bytes of all files, as one stream        ──┘
 stored    table and content in a store, read on demand ──┐
 restore   back to disk, staged, whole and durable        ├─ load
-filling   the staging, in parallel                     ──┘
+output    the staging, in parallel                     ──┘
 """
 
 from .changes import TreeChange, diff_trees

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from types import TracebackType
 from typing import Self
 
 from .table import Table
@@ -49,8 +48,6 @@ class Directories:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.forget()
         os.close(self._root)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kedge.chunks import StoredStream
-from kedge.errors import CheckpointError, Conflict, storage_error
+from kedge.errors import Conflict, storage_errors
 
 from .directories import OPEN_DIRECTORY, Directories
 from .output import Filling, Wishes
@@ -33,12 +33,13 @@ _SYNC_EACH_UP_TO = 100
 def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wishes: Wishes) -> None:
     """Restore all of `table` as the directory `destination`. See above for what is promised."""
     destination = os.path.abspath(destination)
-    with _naming(destination):
+    with storage_errors("restore to", shown(destination)):
         os.makedirs(os.path.dirname(destination), exist_ok=True)
         is_new = not os.path.lexists(destination)
-        home = _open_home(os.path.dirname(destination) if is_new else destination)
-        try:
-            _remove_leftovers(home)
+        with _opened(os.path.dirname(destination) if is_new else destination) as home:
+            for name in map(os.fsencode, os.listdir(home)):
+                if name.startswith(STAGE_PREFIX):
+                    _remove_leftover(name, home)
             if not is_new:
                 _refuse_conflicts(table, home, destination, wishes)
             with _stage(home) as (name, stage):
@@ -58,17 +59,14 @@ def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wi
             if not is_new:
                 wishes.dress(home, table, 0)
                 _sync(table, home, wishes)
-        finally:
-            os.close(home)
 
 
 def write_file(table: Table, stream: StoredStream | None, destination: bytes, wishes: Wishes) -> None:
     """Restore a single file as `destination`, in the same way."""
     destination = os.path.abspath(destination)
-    with _naming(destination):
+    with storage_errors("restore to", shown(destination)):
         os.makedirs(os.path.dirname(destination), exist_ok=True)
-        home = _open_home(os.path.dirname(destination))
-        try:
+        with _opened(os.path.dirname(destination)) as home:
             target = os.path.basename(destination)
             file_type = _type_of(target, home)
             if file_type == stat.S_IFDIR or (file_type is not None and not wishes.overwrite):
@@ -82,8 +80,6 @@ def write_file(table: Table, stream: StoredStream | None, destination: bytes, wi
                 else:
                     _rename_new(table.names[0], stage, target, home, destination)
                 os.fsync(home)
-        finally:
-            os.close(home)
 
 
 def remove_leftover_of(destination: bytes) -> None:
@@ -91,12 +87,8 @@ def remove_leftover_of(destination: bytes) -> None:
     folder, target = os.path.split(os.path.abspath(destination))
     if not os.path.isdir(folder):
         return
-    with _naming(destination):
-        home = _open_home(folder)
-        try:
-            _remove_leftover(_stage_of(target), home)
-        finally:
-            os.close(home)
+    with storage_errors("restore to", shown(destination)), _opened(folder) as home:
+        _remove_leftover(_stage_of(target), home)
 
 
 def _stage_of(target: bytes) -> bytes:
@@ -104,11 +96,17 @@ def _stage_of(target: bytes) -> bytes:
     return STAGE_PREFIX + hashlib.sha256(target).hexdigest()[:16].encode()
 
 
-def _open_home(path: bytes) -> int:
+@contextmanager
+def _opened(path: bytes) -> Iterator[int]:
+    """A descriptor of a directory."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except NotADirectoryError as error:
         raise Conflict(f"{shown(path)} is not a directory", hint="choose another destination") from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _type_of(name: bytes, fd: int) -> int | None:
@@ -186,12 +184,6 @@ def _lock(fd: int, *, if_impossible: bool) -> bool:
     except OSError:  # some network file systems have no locks
         return if_impossible
     return True
-
-
-def _remove_leftovers(home: int) -> None:
-    for name in map(os.fsencode, os.listdir(home)):
-        if name.startswith(STAGE_PREFIX):
-            _remove_leftover(name, home)
 
 
 def _remove_leftover(name: bytes, home: int) -> None:
@@ -292,13 +284,3 @@ def _sync(table: Table, root: int, wishes: Wishes) -> None:
     with Directories(table, os.dup(root)) as directories:
         for row in reversed(table.rows(DIRECTORY)):
             os.fsync(directories.fd(row))
-
-
-@contextmanager
-def _naming(destination: bytes) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise storage_error("restore to", shown(destination), error) from error

@@ -53,7 +53,7 @@ class StoredFiles:
     def row_of(self, path: bytes) -> int | None:
         """The row of a path below the root."""
         if not self._rows:
-            self._rows = {found: row for row, found in enumerate(self.table.paths())}
+            self._rows = {name: row for row, name in enumerate(self.table.paths())}
         return self._rows.get(path) or None
 
     def parts(self, row: int) -> Iterator[tuple[StoredStream, Entry, Part]]:

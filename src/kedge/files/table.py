@@ -134,7 +134,7 @@ class Table:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it holds what only an exact restore brings back."""
+        """Whether it holds what only an exact restore restores."""
         return bool(self.attributes) or not {FIFO, *DEVICES}.isdisjoint(self.kind)
 
     def __len__(self) -> int:

@@ -11,9 +11,11 @@ import shutil
 import tarfile
 import tempfile
 from pathlib import Path as _Path
+from typing import BinaryIO
 
 from kedge.containers.archive.arch import FILES, unpack
-from kedge.errors import storage_error
+from kedge.containers.archive.export import replace_file
+from kedge.errors import storage_errors
 
 __all__ = [
     "CheckpointHandler", "cleanup_checkpoint", "restore_checkpoint", "restore_checkpoint_file",
@@ -39,30 +41,17 @@ def validate_checkpoint(checkpoint_path: Path) -> bool:
 
 
 def save_checkpoint_file(upperdir: Path, checkpoint_path: Path) -> bool:
-    """Keep the files of a container beside its dump; False when there is no such directory."""
+    """Save the files of a container beside its dump; False when there is no such directory."""
     if not os.path.isdir(upperdir):
         return False
-    os.makedirs(checkpoint_path, exist_ok=True)
-    target = os.path.join(checkpoint_path, FILES)
-    try:
-        handle, draft = tempfile.mkstemp(dir=checkpoint_path, prefix=f".{FILES}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=6) as tar:
-                    _add(tar, _Path(upperdir), os.path.basename(os.path.abspath(upperdir)))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-        except BaseException:
-            os.unlink(draft)
-            raise
-        folder = os.open(checkpoint_path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise storage_error("save", target, error) from error
+    with storage_errors("save", checkpoint_path):
+        os.makedirs(checkpoint_path, exist_ok=True)
+
+    def fill(out: BinaryIO) -> None:
+        with tarfile.open(fileobj=out, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=6) as tar:
+            _add(tar, _Path(upperdir), os.path.basename(os.path.abspath(upperdir)))
+
+    replace_file(_Path(checkpoint_path, FILES), fill)
     return True
 
 
@@ -89,7 +78,7 @@ def _add(tar: tarfile.TarFile, path: _Path, name: str) -> None:
 
 
 def restore_checkpoint_file(checkpoint_path: Path, upperdir: Path) -> bool:
-    """Bring the files back; False when there are none, or no such directory. What has the same name is replaced."""
+    """Restore the files; False when there are none, or no such directory. What has the same name is replaced."""
     tar = os.path.join(checkpoint_path, FILES)
     if not os.path.isdir(upperdir) or not os.path.isfile(tar):
         return False

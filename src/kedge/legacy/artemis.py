@@ -21,21 +21,19 @@ from kedge.pipeline.owner import newest_status
 
 from . import open_in
 from .artemis_models import (
+    CheckpointCreator,
     CheckpointRepository,
     CheckpointStatus,
-    PipelineCheckpoint,
-    StageCheckpoint,
-    calculate_progress_percent,
-    estimate_remaining_time,
-    now,
-)
-from .artemis_parts import (
-    CheckpointCreator,
     CheckpointUpdater,
     CheckpointValidator,
     LLMCacheKeyGenerator,
     LLMCacheManager,
+    PipelineCheckpoint,
     ProgressCalculator,
+    StageCheckpoint,
+    calculate_progress_percent,
+    estimate_remaining_time,
+    now,
 )
 from .importers import Options, Report, Verdict
 from .importers.artemis import drafts

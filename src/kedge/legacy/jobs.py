@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from kedge.errors import NotFound
@@ -112,9 +111,7 @@ class CheckpointManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Checkpoints

@@ -58,14 +58,6 @@ class Unreadable(Conflict):
     """What is marked as an execution is none: somebody else saved it."""
 
 
-def unreadable_status(execution_id: str) -> dict[str, Any]:
-    """In short, of one that cannot be read."""
-    texts = {"correlation_id": "", "workflow_name": "", "started_at": "", "state": UNREADABLE}
-    counts = ("total_checkpoints", "completed_checkpoints", "failed_checkpoints", "pending_approvals")
-    nothing = {"current_checkpoint": None, "completed_at": None}
-    return {"execution_id": execution_id, **texts, **nothing, **dict.fromkeys(counts, 0)}
-
-
 @dataclass(slots=True)
 class Step:
     """A checkpoint of an execution. What is stored, and answered to callers, is a dictionary of these fields."""

@@ -35,6 +35,7 @@ from kedge.pipeline.owner import take_lease, walk_jobs
 from kedge.pipeline.wait import parse_seconds
 
 from .execution import (
+    UNREADABLE,
     ApprovalStatus,
     Execution,
     ExecutionState,
@@ -43,7 +44,6 @@ from .execution import (
     StepState,
     Unreadable,
     now,
-    unreadable_status,
 )
 
 __all__ = [
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 _PREFIX = "exec_"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
-_LEASE_S = 10.0
+_LEASE_S = _WAIT_S = 10.0
 
 CheckpointCallback = Callable[[str, Mapping[str, Any]], object]
 
@@ -66,9 +66,8 @@ class UnknownExecution(NotFound, ValueError):
 class Workflows:
     """The executions of a store. Thread-safe, and many processes may work on the same executions."""
 
-    def __init__(self, store: CheckpointManager, *, wait_s: float = 10.0) -> None:
+    def __init__(self, store: CheckpointManager) -> None:
         self._store = store
-        self._wait_s = wait_s
         self._callbacks: dict[str, list[CheckpointCallback]] = {}
         self._approval_callbacks: list[CheckpointCallback] = []
 
@@ -179,7 +178,7 @@ class Workflows:
         try:
             return self._current(execution_id).status()
         except Unreadable:
-            return unreadable_status(execution_id)
+            return Execution(execution_id, "", "", UNREADABLE).status()
 
     def list_executions(
         self,
@@ -229,7 +228,7 @@ class Workflows:
     def _change(self, execution_id: str, name: str, change: Callable[[Execution], T]) -> T:
         """Make a change under the execution's lease and answer what it answers; False and None change nothing."""
         self._load(execution_id)
-        with take_lease(self._store, execution_id, _LEASE_S, self._wait_s) as lease:
+        with take_lease(self._store, execution_id, _LEASE_S, _WAIT_S) as lease:
             execution = self._load(execution_id)
             for step, decision in self._decisions(execution):
                 execution.apply(step, decision)

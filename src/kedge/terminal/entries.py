@@ -15,6 +15,7 @@ from .tables import Column, print_table
 from .text import count_of, exactly, size, style
 
 _TYPES = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "symlink": stat.S_IFLNK, "hard link": stat.S_IFREG}
+_SUFFIXES = {"directory": "/"}
 
 
 def entries_below(files: Tree | File, path: str) -> list[FileEntry]:
@@ -38,15 +39,11 @@ def entry_json(entry: FileEntry) -> dict[str, object]:
     }
 
 
-def _path(entry: FileEntry) -> str:
-    return entry.path + ("/" if entry.kind == "directory" else "") + (f" → {entry.target}" if entry.target else "")
-
-
 _COLUMNS: tuple[Column[FileEntry], ...] = (
     Column("MODE", lambda e: stat.filemode(_TYPES[e.kind] | e.mode), look="dim", is_whole=True, drop=2),
     Column("SIZE", lambda e: size(e.size_bytes) if e.kind in ("file", "hard link") else "", ">", is_whole=True),
     Column("MODIFIED", lambda e: exactly(to_datetime(e.mtime_ns // 1000))[:16], look="dim", is_whole=True, drop=1),
-    Column("PATH", _path, least=20),
+    Column("PATH", lambda e: e.path + _SUFFIXES.get(e.kind, "") + (f" → {e.target}" if e.target else ""), least=20),
 )
 
 

@@ -18,15 +18,15 @@ def number(value: float) -> str:
 
 def draw(series: Sequence[Series], width: int, height: int) -> Iterator[str]:
     """Lines of text: series of one metric over sequence numbers, each in a look of its own."""
-    points = [point for each in series for point in each.points]
+    points = [point for line in series for point in line.points]
     low, high = min(p.value for p in points), max(p.value for p in points)
     first, last = min(p.seq for p in points), max(p.seq for p in points)
     labels = [number(high), number(low)]
     margin = max(map(len, labels)) + 1
     columns = max(10, width - margin - 1)
     cells: dict[tuple[int, int], tuple[int, str]] = {}
-    for each, look in zip(series, _LOOKS, strict=False):
-        for x, y in _dots(each, (first, last), (low, high), 2 * columns, 4 * height):
+    for line, look in zip(series, _LOOKS, strict=False):
+        for x, y in _dots(line, (first, last), (low, high), 2 * columns, 4 * height):
             place = (y // 4, x // 2)
             cells[place] = cells.get(place, (0, look))[0] | _DOTS[y % 4][x % 2], look
     for row in range(height):
@@ -40,7 +40,7 @@ def draw(series: Sequence[Series], width: int, height: int) -> Iterator[str]:
 
 
 def legend(series: Sequence[Series]) -> list[str]:
-    return [style("━━", look) + f" {each.job}" for each, look in zip(series, _LOOKS, strict=False)]
+    return [style("━━", look) + f" {line.job}" for line, look in zip(series, _LOOKS, strict=False)]
 
 
 def _dots(

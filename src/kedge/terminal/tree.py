@@ -62,7 +62,7 @@ def describe(value: object) -> tuple[str, str]:
         version = f" v{value.version}" if value.version != 1 else ""
         return f"{value.name}{version}", "type"
     if isinstance(value, bytes):
-        return f"bytes · {size(len(value))} · {_start_of(value)}", "type"
+        return f"bytes · {size(len(value))} · {value[:16].hex(' ')}{' …' if len(value) > 16 else ''}", "type"
     if isinstance(value, str):
         text = repr(value) if len(value) <= 2000 else repr(value[:2000])
         return (f"{text} · {count_of(len(value), 'character')}" if len(value) > 200 else text), "value"
@@ -128,7 +128,3 @@ def is_short(value: object) -> bool:
 
 def short(value: object) -> str:
     return written(list(value) if isinstance(value, deque) else value)
-
-
-def _start_of(data: bytes) -> str:
-    return data[:16].hex(" ") + (" …" if len(data) > 16 else "")

@@ -536,7 +536,7 @@ def test_files_that_are_just_being_written(old: Path, store: kedge.CheckpointMan
     path = put(old, "c.json", text[:-40])
     report = bring(str(old), store, Options(is_watching=True))
     assert report.imported == 0
-    assert "may just be written" in reasons(report, Verdict.SKIPPED)[0]
+    assert "may still be written" in reasons(report, Verdict.SKIPPED)[0]
     os.utime(path, (1, 1))
     assert bring(str(old), store, Options(is_watching=True)).of(Verdict.CORRUPTED)
 

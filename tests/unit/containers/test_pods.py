@@ -96,7 +96,7 @@ def test_the_second_gets_a_number(store: kedge.CheckpointManager) -> None:
     elsewhere(store, "container:k")
     second = claims.take(store, "k", "/run/runc", "b")
     assert key(second) == "k@2"
-    with pytest.raises(kedge.Conflict, match="alive already, as x in /run/runc on another-node"):
+    with pytest.raises(kedge.Conflict, match="already running, as x in /run/runc on another-node"):
         claims.take(store, "k", "/run/runc", "c", only_first=True)
     store.break_lease(second)
     assert key(claims.take(store, "k", "/run/runc", "c")) == "k@2"
@@ -277,7 +277,7 @@ def test_what_sleeps_is_refused_until_it_is_woken(store: kedge.CheckpointManager
     hibernation.refuse_asleep(store, "team+web-0+main")
     with pytest.raises(kedge.Conflict, match="hibernates"):
         hibernation.refuse_asleep(store, "team2+web-0+main")
-    with pytest.raises(kedge.NotFound, match="nothing sleeps"):
+    with pytest.raises(kedge.NotFound, match="nothing named"):
         pods.wake(store, "team/web-0")
 
 
@@ -297,7 +297,7 @@ def test_where_a_container_begins(store: kedge.CheckpointManager) -> None:
 
 @pytest.mark.parametrize("name", ["default", "", "/", "a/", "/b", "a/b/c/d", "a//c"])
 def test_names_of_pods(name: str) -> None:
-    with pytest.raises(kedge.Validation, match="names no pod"):
+    with pytest.raises(kedge.Validation, match="not the name of a pod"):
         pods.PodName.parse(name)
 
 

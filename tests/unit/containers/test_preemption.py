@@ -169,7 +169,7 @@ def test_what_another_call_has_kept_is_kept(tmp_path: Path, monkeypatch: pytest.
     for fact in ("ended", "ending"):
         write_mark(mark_path("/nowhere", fact), json.dumps({"wish": {"key": "k"}, fact: 1.0}))
         batch = Batch()
-        assert batch.stop("/nowhere", fact, 60) == ("kept", "")
+        assert batch.stop("/nowhere", fact, 60) == ("checkpointed", "")
         batch.close()
 
 

@@ -107,7 +107,7 @@ def test_a_volume_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(volumes, "file_system_of", lambda _: 0x958458F6)
     assert "huge pages" in problem_of(volumes_of(spec)[0], [])
     monkeypatch.setenv("KEDGE_VOLUMES", "perhaps")
-    with pytest.raises(kedge.Validation, match="KEDGE_VOLUMES=perhaps"):
+    with pytest.raises(kedge.Validation, match="got perhaps"):
         saved_volumes(spec)
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from kedge.cli.command import Session, store_command
 from kedge.cli.naming import JobName
-
-if TYPE_CHECKING:
-    pass
 
 
 @store_command("approve", json_keys='{"run": …, "approval": …, "approved": true or false, "actor": …, "comment": …}')

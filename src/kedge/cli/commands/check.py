@@ -42,7 +42,7 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
     the last few seconds may exist only in the index: those that cannot be read from the old one are lost.
     """
     if repair and job:
-        raise click.UsageError("--repair is for the whole store: leave JOB out")
+        raise click.UsageError("--repair works on the whole store: leave JOB out")
     repaired = repair_index(session.at_rest()) if repair else None
     with session.open() as manager, progress("checking", unit="bytes") as report:
         result = manager.verify(job, deep=not quick, progress=report)

@@ -138,17 +138,14 @@ class Outcome:
             for verdict in of_job:
                 if len(newest) < _SHOWN:
                     newest.append(verdict)
-                self._count(verdict)
-                if report and not verdict.reasons:
+                if verdict.reasons:
+                    self.staying += 1
+                    continue
+                self.going += 1
+                self.frees_bytes += verdict.checkpoint.stored_bytes
+                if report:
                     report(self.going, max(self.going, expected))
             self.newest.extend(reversed(newest))
-
-    def _count(self, verdict: Verdict) -> None:
-        if verdict.reasons:
-            self.staying += 1
-        else:
-            self.going += 1
-            self.frees_bytes += verdict.checkpoint.stored_bytes
 
 
 class Spool:

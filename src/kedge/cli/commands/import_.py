@@ -125,8 +125,9 @@ def _answer(session: Session, report: Report, *, is_plan: bool, seconds: float) 
     known = f", {report.present:,} {'was' if report.present == 1 else 'were'} there already" if report.present else ""
     click.echo(f"{style('✓', 'good')} {count_of(report.imported, 'checkpoint')} {word}, {jobs}{known}")
     outcomes = Counter(report.sources.values())
-    told = {"whole": "taken whole", "part": "in part", "skipped": "skipped"}
-    click.echo(style(f"  files: {', '.join(f'{outcomes[w]:,} {said}' for w, said in told.items())}", "dim"))  # type: ignore[index]
+    words = {"whole": "taken whole", "part": "in part", "skipped": "skipped"}
+    files = ", ".join(f"{outcomes[outcome]:,} {word}" for outcome, word in words.items())  # type: ignore[index]
+    click.echo(style(f"  files: {files}", "dim"))
 
 
 def _report_json(report: Report, *, is_plan: bool, seconds: float) -> dict[str, object]:

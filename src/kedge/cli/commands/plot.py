@@ -40,25 +40,25 @@ def plot_command(
         subject = f"number {safe(chosen)} in" if chosen else "number in"
         raise NotFound(f"job {', '.join(jobs)}: no {subject} the metadata", hint=known)
     goal = "max" if best == "max" else "min"
-    best_of = {each.job: each.best(goal) if best else None for each in series}  # type: ignore[arg-type]
+    best_of = {line.job: line.best(goal) if best else None for line in series}  # type: ignore[arg-type]
     if session.as_json:
         document = [
             {
-                "job": each.job,
-                "metric": each.metric,
-                "points": [point.to_json() for point in each.points],
-                "best": found.to_json() if (found := best_of[each.job]) else None,
+                "job": line.job,
+                "metric": line.metric,
+                "points": [point.to_json() for point in line.points],
+                "best": best_point.to_json() if (best_point := best_of[line.job]) else None,
             }
-            for each in series
+            for line in series
         ]
         session.answer({"metrics": metrics, "series": document})
         return
     click.echo(style(safe(chosen), "head") + "   " + "   ".join(legend(series)))
     for line in draw(series, columns() if sys.stdout.isatty() else 80, height):
         click.echo(line)
-    for job, found in best_of.items():
-        if found is not None:
+    for job, point in best_of.items():
+        if point is not None:
             word = "lowest" if goal == "min" else "highest"
-            click.echo(f"{job}: {word} {number(found.value)} at #{found.seq} {safe(found.step)}  {found.checkpoint}")
+            click.echo(f"{job}: {word} {number(point.value)} at #{point.seq} {safe(point.step)}  {point.checkpoint}")
     if others := [safe(name) for name in metrics if name != chosen]:
         click.echo(style(f"--metric shows {count_of(len(others), 'other')}: {', '.join(others[:12])}", "dim"))

@@ -31,7 +31,7 @@ _COLUMNS: tuple[Column[Outcome], ...] = (
 @store_command(
     "preempt",
     json_keys='{"notice": what said so, "containers": [{id, root, key, memory_bytes, result: '
-    "kept|signalled|ended|unfinished|late, seconds, reason}]}",
+    "checkpointed|signalled|ended|unfinished|late, seconds, reason}]}",
 )
 @click.option("--now", is_flag=True, help="Do not wait for a notice.")
 @click.option("--on-file", "files", multiple=True, metavar="PATH", help="Wait until this file appears.")
@@ -74,8 +74,8 @@ def preempt_command(
     elif outcomes:
         print_table(_COLUMNS, outcomes)
     else:
-        click.echo("no container that opted in runs here")
-    if any(outcome.result != "kept" for outcome in outcomes):
+        click.echo("no opted-in container is running here")
+    if any(outcome.result != "checkpointed" for outcome in outcomes):
         click.get_current_context().exit(1)
 
 

@@ -6,18 +6,17 @@ import click
 
 from kedge.cli.command import Number, Session, command_group, store_command
 from kedge.cli.containers import (
-    checkpoint_document,
-    checkpoint_facts,
+    answer_checkpointed,
+    answer_restored,
     chosen_options,
     dump_options,
     gpu_option,
     list_checkpoints,
-    phases,
 )
 from kedge.terminal.text import safe
 
 
-@store_command("checkpoint", json_keys='{"checkpoint": {…}, "phases_ms": {dump, files, store}, "frozen_ms": …}')
+@store_command("checkpoint", json_keys="as for kedge container checkpoint")
 @click.argument("pid")
 @click.option("--key", metavar="NAME", required=True, help="The key of its checkpoints.")
 @click.option("--leave-running", is_flag=True, help="Let it continue afterwards.")
@@ -31,8 +30,8 @@ def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool
 
     with session.of_memory().open(create=True) as manager:
         request = Request(key, leave_running=leave_running, options=chosen_options(options))
-        frozen = make_checkpoint(manager, ProcessSource.of(parse_pid(pid)), request, companions=[GpuMemory(gpu)])
-    session.answer_facts(checkpoint_document(frozen), checkpoint_facts(frozen))
+        checkpointed = make_checkpoint(manager, ProcessSource.of(parse_pid(pid)), request, companions=[GpuMemory(gpu)])
+    answer_checkpointed(session, checkpointed, was_left_running=leave_running)
 
 
 @store_command("run", json_keys="none: what the command writes is what comes out")
@@ -73,7 +72,7 @@ def _say(text: str) -> None:
     click.echo(f"kedge: {safe(text)}", err=True)
 
 
-@store_command("restore", json_keys='{"pid": …, "checkpoint": …, "phases_ms": {load, files, restore}}')
+@store_command("restore", json_keys='{"id": …, "pid": …, "checkpoint": …, "phases_ms": {load, files, restore}}')
 @click.argument("name", metavar="KEY|ID")
 @gpu_option
 def restore_command(session: Session, name: str, gpu: str) -> None:
@@ -95,10 +94,7 @@ def restore_command(session: Session, name: str, gpu: str) -> None:
             lambda taken: ProcessTarget.of(taken, {1: 1, 2: 2}),
             companions=[GpuMemory(gpu)],
         )
-    session.answer_facts(
-        {"pid": restored.pid, "checkpoint": restored.checkpoint.id, "phases_ms": dict(restored.phases_ms)},
-        [("pid", str(restored.pid)), ("checkpoint", restored.checkpoint.id), ("phases", phases(restored.phases_ms))],
-    )
+    answer_restored(session, restored)
 
 
 @store_command("list", json_keys='{"checkpoints": [{…}]}, oldest first')

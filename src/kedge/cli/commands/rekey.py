@@ -61,5 +61,5 @@ def _open(session: Session, new_key: str | None) -> CheckpointManager:
             manager = session._replace(key=new_key).open()
         except Validation:
             raise refused from None
-    click.echo("the store is under the new master key already: going on with it", err=True)
+    click.echo("the store already uses the new master key: continuing with it", err=True)
     return manager

@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from kedge.manager import CheckpointManager
     from kedge.pipeline import Pipeline
 
-
-@store_command("run", json_keys='{"run": …, "status": "completed", "result": what the pipeline returned}')
-@click.argument("target", metavar="FILE.py:PIPELINE")
-@click.option("--id", "key", metavar="KEY", help="The key of the run.  [default: from the name and the arguments]")
-@click.option(
+arg_option = click.option(
     "--arg",
     "args",
     metavar="NAME=JSON",
     multiple=True,
     help="Pass an argument to the pipeline; a bare word is text. Repeatable.",
 )
+
+
+@store_command("run", json_keys='{"run": …, "status": "completed", "result": what the pipeline returned}')
+@click.argument("target", metavar="FILE.py:PIPELINE")
+@click.option("--id", "key", metavar="KEY", help="The key of the run.  [default: from the name and the arguments]")
+@arg_option
 @click.pass_context
 def run_command(ctx: click.Context, session: Session, target: str, key: str | None, args: tuple[str, ...]) -> None:
     """Run a function decorated with @kedge.pipeline, or resume it under the same key.

@@ -108,17 +108,7 @@ def show_command(session: Session, run: str) -> None:
                 "run": summary.to_json(),
                 "llm": _bill_json(bills.get("")),
                 "steps": shown,
-                "failed_items": [
-                    {
-                        "map": path,
-                        "key": item.key,
-                        "error": item.error,
-                        "attempts": item.attempts,
-                        "checkpoint": item.checkpoint,
-                    }
-                    for path, items in failing.items()
-                    for item in items
-                ],
+                "failed_items": [_failed_json(path, item) for path, items in failing.items() for item in items],
                 "log": lines,
             }
         )
@@ -323,6 +313,10 @@ def delete_command(session: Session, run: str, is_applied: bool) -> None:
             return
         count = delete_run(manager, run)
     session.answer({"run": run, "deleted": count}, f"run {run} is deleted ({count_of(count, 'record')})")
+
+
+def _failed_json(path: str, item: FailedItem) -> dict[str, object]:
+    return {"map": path, **{name: getattr(item, name) for name in ("key", "error", "attempts", "checkpoint")}}
 
 
 def _bill_json(bill: Bill | None) -> dict[str, object] | None:

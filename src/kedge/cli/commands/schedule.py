@@ -12,17 +12,17 @@ from kedge.cli.pairs import parse_json_pairs
 from kedge.terminal.tables import Column
 from kedge.terminal.text import count_of
 
-from .run import errors_as_python_shows_them, load_pipeline
+from .run import arg_option, errors_as_python_shows_them, load_pipeline
 
 if TYPE_CHECKING:
     from kedge.pipeline.schedules import Schedule
 
 _SCHEDULES: tuple[Column[Schedule], ...] = (
-    Column("SCHEDULE", lambda found: found.name, is_whole=True, look="name"),
-    Column("WHEN", lambda found: found.cron or f"every {found.every_s:g} s"),
-    Column("ZONE", lambda found: found.zone, drop=2),
-    Column("NEXT (UTC)", lambda found: "paused" if found.is_paused else f"{found.due_at:%Y-%m-%d %H:%M:%S}"),
-    Column("PIPELINE", lambda found: found.pipeline, drop=1),
+    Column("SCHEDULE", lambda schedule: schedule.name, is_whole=True, look="name"),
+    Column("WHEN", lambda schedule: schedule.cron or f"every {schedule.every_s:g} s"),
+    Column("ZONE", lambda schedule: schedule.zone, drop=2),
+    Column("NEXT (UTC)", lambda schedule: "paused" if schedule.is_paused else f"{schedule.due_at:%Y-%m-%d %H:%M:%S}"),
+    Column("PIPELINE", lambda schedule: schedule.pipeline, drop=1),
 )
 _KEYS = "name, queue, pipeline, cron, every_s, zone, catch_up, jitter_s, retries, due_at, is_paused"
 
@@ -47,13 +47,7 @@ _KEYS = "name, queue, pipeline, cron, every_s, zone, catch_up, jitter_s, retries
     help="Delay each run by a random time up to this.",
 )
 @click.option("--retries", type=int, default=0, show_default=True, help="Retry a failed run this many times.")
-@click.option(
-    "--arg",
-    "args",
-    metavar="NAME=JSON",
-    multiple=True,
-    help="Pass an argument to the pipeline; a bare word is text. Repeatable.",
-)
+@arg_option
 @click.pass_context
 def add_command(
     ctx: click.Context,
@@ -94,10 +88,9 @@ def list_command(session: Session, queue: str) -> None:
     from kedge.pipeline.schedules import schedules
 
     with session.open() as manager:
-        found = list(schedules(manager, queue))
-    session.answer_list(
-        "schedules", found, _SCHEDULES, lambda one: one.to_json(), empty=f"queue {queue} has no schedules"
-    )
+        listed = list(schedules(manager, queue))
+    empty = f"queue {queue} has no schedules"
+    session.answer_list("schedules", listed, _SCHEDULES, lambda schedule: schedule.to_json(), empty=empty)
 
 
 def _change(verb: str, done: str, text: str) -> click.Command:

@@ -13,7 +13,7 @@ from kedge.errors import Corrupted
 
 from .compression import Plain
 from .extraction import OPAQUE_ATTRIBUTE, Extraction
-from .tar import CHARACTER, DIRECTORY, HARD_LINK, Limits, Member, TarReader
+from .tar import CHARACTER, DIRECTORY, HARD_LINK, LIMITS, Limits, Member, TarReader
 
 FILES = "container_files.tar"
 
@@ -40,9 +40,8 @@ def _below(name: bytes) -> bytes:
     return name.removeprefix(b"./").partition(b"/")[2]
 
 
-def unpack(path: str | os.PathLike[str], upper: Path, limits: Limits | None = None) -> list[tuple[str, str]]:
+def unpack(path: str | os.PathLike[str], upper: Path, limits: Limits = LIMITS) -> list[tuple[str, str]]:
     """Write the files into a directory of their own; answers what was left out, and why."""
-    limits = limits or Limits()
     if not os.path.getsize(path):
         raise Corrupted(f"{FILES} is empty", hint="the checkpoint beside it has no files to restore")
     upper.mkdir(mode=0o755)

@@ -27,7 +27,7 @@ class Plain:
         self._limit = limit_bytes
         start = file.read(6)
         file.seek(-len(start), 1)
-        self.compression, self._source = _opened(file, start, name)
+        self._source = _opened(file, start, name)
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes; b"" at the end."""
@@ -46,13 +46,13 @@ class Plain:
         return data
 
 
-def _opened(file: BinaryIO, start: bytes, name: str) -> tuple[str, Reader]:
+def _opened(file: BinaryIO, start: bytes, name: str) -> Reader:
     if start[:2] == b"\x1f\x8b":
-        return "gzip", gzip.GzipFile(fileobj=file, mode="rb")
+        return gzip.GzipFile(fileobj=file, mode="rb")
     if start[:4] == b"\x28\xb5\x2f\xfd" or (start[1:4] == b"\x2a\x4d\x18" and start[:1] and start[0] & 0xF0 == 0x50):
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        return "zstd", decompressor.stream_reader(file, read_across_frames=True, closefd=False)
+        return decompressor.stream_reader(file, read_across_frames=True, closefd=False)
     for magic, kind in _OTHERS.items():
         if start.startswith(magic):
             raise Validation(f"{name} is compressed with {kind}", hint="use gzip, zstd or no compression")
-    return "none", file
+    return file

@@ -34,14 +34,14 @@ class _Copy:
                 self.members += 1
                 if self.members > self.limits.members or depth > _DEPTH:
                     raise Validation(f"too much lies at {name}", hint="give the directory of one checkpoint")
-                one = os.open(name, _OPEN, dir_fd=fd)
-                kind = stat.S_IFMT(os.fstat(one).st_mode)
+                entry = os.open(name, _OPEN, dir_fd=fd)
+                kind = stat.S_IFMT(os.fstat(entry).st_mode)
                 if kind == stat.S_IFDIR:
-                    self.directory(one, target / name, depth + 1)
+                    self.directory(entry, target / name, depth + 1)
                 elif kind == stat.S_IFREG:
-                    self.file(one, target / name)
+                    self.file(entry, target / name)
                 else:
-                    os.close(one)
+                    os.close(entry)
                     raise Validation(f"{name} is neither a file nor a directory", hint="no engine writes that")
         except OSError as error:
             if error.errno == errno.ELOOP:
@@ -70,10 +70,10 @@ def digest_of(path: str | os.PathLike[str]) -> str:
     for folder, folders, names in os.walk(path):
         folders.sort()
         for name in sorted(names):
-            one = os.path.join(folder, name)
-            with open(os.open(one, _OPEN), "rb") as file:
+            place = os.path.join(folder, name)
+            with open(os.open(place, _OPEN), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise Validation(f"{name} is not a plain file", hint="no engine writes that")
                 content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{os.path.relpath(one, path)}\0{content}\0".encode("utf-8", "surrogateescape"))
+            digest.update(f"{os.path.relpath(place, path)}\0{content}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

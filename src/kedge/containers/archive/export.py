@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 
 import zstandard
 
+from kedge.blobs.direct import sync_directory
 from kedge.containers.snapshot import Snapshot
-from kedge.errors import CheckpointError, Conflict, Validation, storage_error
+from kedge.errors import Conflict, Validation, storage_errors
 from kedge.files import Tree
 from kedge.model import Checkpoint
 
@@ -47,12 +48,14 @@ def export(
 ) -> int:
     """Write a checkpoint as an archive at `path`, whole or not at all; answers its size."""
     if format not in formats.FORMATS:
-        raise Validation(f"there is no format {format!r}", hint=f"use one of: {', '.join(formats.FORMATS)}")
+        raise Validation(f"unknown format: {format!r}", hint=f"use one of: {', '.join(formats.FORMATS)}")
     chosen = compression or _NATIVE.get(format, "none")
     if chosen not in COMPRESSIONS:
-        raise Validation(f"there is no compression {chosen!r}", hint=f"use one of: {', '.join(COMPRESSIONS)}")
+        raise Validation(f"unknown compression: {chosen!r}", hint=f"use one of: {', '.join(COMPRESSIONS)}")
     if taken.kind != "container":
-        raise Validation(f"{checkpoint.id} is of a plain process", hint="only checkpoints of containers are exported")
+        raise Validation(
+            f"{checkpoint.id} is a checkpoint of a process", hint="only checkpoints of containers can be exported"
+        )
     target = Path(path).absolute()
     if target.exists() and not overwrite:
         raise Conflict(f"{target} exists", hint="choose another destination, or pass overwrite=True")
@@ -63,34 +66,25 @@ def export(
         else:
             _write_archive(out, checkpoint, taken, format, target.parent)
 
-    return _replace_file(target, lambda out: _compressed(out, chosen, fill))
+    return replace_file(target, lambda out: _compressed(out, chosen, fill))
 
 
-def _replace_file(target: Path, fill: Callable[[BinaryIO], None]) -> int:
-    """A file under its name only when it is whole and durable."""
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with open(handle, "wb") as out:
-            fill(out)
-            out.flush()
-            os.fsync(out.fileno())
-        size = os.stat(temporary).st_size
-        os.replace(temporary, target)
-        temporary = None
-        parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+def replace_file(target: Path, fill: Callable[[BinaryIO], None]) -> int:
+    """A file under its name only when it is whole and durable; answers its size."""
+    with storage_errors("write", target):
+        handle, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
-        return size
-    except OSError as error:
-        if isinstance(error, CheckpointError):
+            with open(handle, "wb") as out:
+                fill(out)
+                out.flush()
+                os.fsync(out.fileno())
+            size = os.stat(draft).st_size
+            os.replace(draft, target)
+        except BaseException:
+            os.unlink(draft)
             raise
-        raise storage_error("write", str(target), error) from error
-    finally:
-        if temporary is not None:
-            os.unlink(temporary)
+        sync_directory(target.parent)
+        return size
 
 
 def _compressed(out: BinaryIO, compression: str, fill: Callable[[BinaryIO], None]) -> None:

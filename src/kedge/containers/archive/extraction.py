@@ -16,12 +16,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from kedge.errors import CheckpointError, Corrupted, Validation, storage_error
 
-from .tar import DEVICES, DIRECTORY, FIFO, FILE, KINDS, SYMLINK, Limits, Member, TarReader, path_parts
+from .tar import DEVICES, DIRECTORY, FIFO, FILE, KINDS, LIMITS, SYMLINK, Limits, Member, TarReader, path_parts
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,10 +34,10 @@ MAX_REPORTED = 1000
 class Extraction:
     """A directory that is being filled. `left_out` says what was not written, and why."""
 
-    def __init__(self, directory: str | os.PathLike[str], *, name: str, limits: Limits | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, name: str, limits: Limits = LIMITS) -> None:
         self._root = os.open(directory, _OPEN_DIRECTORY)
         self._name = name
-        self._limits = limits or Limits()
+        self._limits = limits
         self._times: dict[tuple[bytes, ...], int] = {}  # of directories, set when all is in them
         self.left_out: list[tuple[str, str]] = []
 
@@ -48,7 +47,8 @@ class Extraction:
             parts = member.parts(self._limits)
             with self._naming(member):
                 if member.kind == DIRECTORY:
-                    self._close(self._directory(parts))
+                    with self._directory(parts):
+                        pass
                 elif member.kind == FILE and parts:
                     self._write(member, parts, tar)
                 else:
@@ -79,11 +79,8 @@ class Extraction:
         if member.kind in DEVICES:
             self._leave(member, "a device")
         elif member.kind == DIRECTORY:
-            directory = self._directory(parts)
-            try:
+            with self._directory(parts) as directory:
                 self._dress(directory, member)
-            finally:
-                self._close(directory)
             self._times[parts] = member.mtime_ns
         elif not parts:
             raise Validation(f"{self._name} has a {KINDS[member.kind]} without a name", hint="it is no layer")
@@ -93,13 +90,10 @@ class Extraction:
             self._link(member, parts)
 
     def _write(self, member: Member, parts: tuple[bytes, ...], tar: TarReader, *, replace: bool = False) -> None:
-        above = self._directory(parts[:-1])
-        try:
+        with self._directory(parts[:-1]) as above:
             if replace:
                 self._remove(above, parts[-1])
             fd = os.open(parts[-1], _OPEN_NEW, 0o600, dir_fd=above)
-        finally:
-            self._close(above)
         with open(fd, "wb", buffering=0) as file:
             if member.ranges is None:
                 for piece in tar.pieces():
@@ -111,8 +105,7 @@ class Extraction:
                 os.utime(file.fileno(), ns=(member.mtime_ns, member.mtime_ns))
 
     def _link(self, member: Member, parts: tuple[bytes, ...]) -> None:
-        above = self._directory(parts[:-1])
-        try:
+        with self._directory(parts[:-1]) as above:
             self._remove(above, parts[-1])
             if member.kind == SYMLINK:
                 os.symlink(member.link, parts[-1], dir_fd=above)
@@ -125,28 +118,20 @@ class Extraction:
             if member.kind == FIFO:
                 os.chmod(parts[-1], member.mode, dir_fd=above)
             os.utime(parts[-1], ns=(member.mtime_ns, member.mtime_ns), dir_fd=above, follow_symlinks=False)
-        finally:
-            self._close(above)
 
     def _hard_link(self, member: Member, name: bytes, above: int) -> None:
         target = path_parts(member.link, self._limits)
         if not target:
             raise Corrupted(f"{self._name} has a hard link to nothing", hint="get it again")
-        source = self._directory(target[:-1], create=False)
-        try:
+        with self._directory(target[:-1], create=False) as source:
             if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
                 raise Validation(f"{self._name} has a hard link to what is no file", hint="it is no layer")
             os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=above, follow_symlinks=False)
-        finally:
-            self._close(source)
 
     def _hide(self, parts: tuple[bytes, ...]) -> None:
         if parts[-1] == _OPAQUE:
-            directory = self._directory(parts[:-1])
-            try:
+            with self._directory(parts[:-1]) as directory:
                 os.setxattr(directory, OPAQUE_ATTRIBUTE, b"y")
-            finally:
-                self._close(directory)
             return
         name = parts[-1].removeprefix(_WHITEOUT)
         if name.startswith(_WHITEOUT) or name in (b"", b".", b".."):
@@ -154,12 +139,9 @@ class Extraction:
         self._whiteout((*parts[:-1], name))
 
     def _whiteout(self, parts: tuple[bytes, ...]) -> None:
-        above = self._directory(parts[:-1])
-        try:
+        with self._directory(parts[:-1]) as above:
             if not _exists(above, parts[-1]):  # a layer that deletes and makes anew says both
                 os.mknod(parts[-1], 0o600 | stat.S_IFCHR, os.makedev(0, 0), dir_fd=above)
-        finally:
-            self._close(above)
 
     def _dress(self, fd: int, member: Member) -> None:
         os.fchown(fd, member.uid, member.gid)
@@ -176,32 +158,27 @@ class Extraction:
 
     def _set_times(self) -> None:
         for parts, mtime_ns in sorted(self._times.items(), key=lambda item: -len(item[0])):
-            with self._naming(Member(b"/".join(parts))):
-                directory = self._directory(parts)
+            with self._naming(Member(b"/".join(parts))), self._directory(parts) as directory:
                 os.utime(directory, ns=(mtime_ns, mtime_ns))
-                self._close(directory)
 
     # Directories
 
-    def _directory(self, parts: tuple[bytes, ...], *, create: bool = True) -> int:
-        """A descriptor of a directory below the root, made if it is missing. To be closed with `_close`."""
-        found = self._root
-        for part in parts:
-            above = found
-            try:
+    @contextmanager
+    def _directory(self, parts: tuple[bytes, ...], *, create: bool = True) -> Iterator[int]:
+        """A descriptor of a directory below the root, made if it is missing."""
+        directory = os.dup(self._root)
+        try:
+            for part in parts:
                 if create:
                     try:
-                        os.mkdir(part, 0o755, dir_fd=above)
+                        os.mkdir(part, 0o755, dir_fd=directory)
                     except FileExistsError:
                         pass
-                found = os.open(part, _OPEN_DIRECTORY, dir_fd=above)
-            finally:
-                self._close(above)
-        return found
-
-    def _close(self, fd: int) -> None:
-        if fd != self._root:
-            os.close(fd)
+                above, directory = directory, os.open(part, _OPEN_DIRECTORY, dir_fd=directory)
+                os.close(above)
+            yield directory
+        finally:
+            os.close(directory)
 
     def _remove(self, above: int, name: bytes) -> None:
         """What has the name already; a later member of a layer takes its place. A directory must be empty."""
@@ -230,9 +207,7 @@ class Extraction:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._root)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.containers import network, snapshot
+from kedge.containers import snapshot
 from kedge.containers.criu import images
 from kedge.containers.criu.pages import validate_images
+from kedge.containers.network import Network, network_of
 from kedge.errors import Corrupted, Validation
 from kedge.files import Tree
 from kedge.manager import CheckpointManager
@@ -29,7 +30,8 @@ from .directory import copy_files, digest_of
 from .extraction import Extraction
 from .layout import Archive
 from .scratch import private_directory
-from .tar import Limits, TarReader
+from .tar import LIMITS, Limits, TarReader
+from .unpack import unpack
 
 ENGINE_FILES = "archive"  # the name of the tree with what only the archive's engine understands
 _LEFT = (formats.CHECKPOINT, formats.ROOTFS_DIFF, formats.DELETED_FILES)
@@ -50,8 +52,7 @@ def import_archive(
     path: str | os.PathLike[str],
     *,
     key: str | None = None,
-    limits: Limits | None = None,
-    tags: Mapping[str, str] | None = None,
+    limits: Limits = LIMITS,
     work: str | os.PathLike[str] | None = None,
     lease: Lease | None = None,
 ) -> Imported:
@@ -61,14 +62,23 @@ def import_archive(
     are devices. Nothing is saved unless all of it is sound.
     """
     _refuse_others()
-    limits = limits or Limits()
     with private_directory(work) as home:
-        archive = formats.unpack(path, home, limits)
+        archive = unpack(path, home, limits)
+        images.check_inventory(archive.images)
         upper, left_out = _unpack_rootfs(archive, home, limits)
-        name = key or _key_of(archive)
-        taken = _snapshot(archive, upper)
-        checkpoint, is_new = _save(manager, name, taken, _metadata(taken, archive), tags, digest_of(path), lease)
-        return Imported(checkpoint, archive.format, tuple(left_out), is_new)
+        taken = _snapshot(
+            archive.config.id,
+            archive.images,
+            upper,
+            engine=archive.engine,
+            spec=formats.safe_spec(archive.spec),
+            network=_network(archive),
+            descriptors=_descriptors(archive),
+            extra={ENGINE_FILES: Tree(archive.directory, exclude=_LEFT)},
+        )
+        config = archive.config
+        origin = {"format": archive.format, "image": config.image_name, "at": config.checkpointed_at}
+        return _save(manager, key or _key_of(archive), taken, origin, left_out, digest_of(path), lease)
 
 
 def import_images(
@@ -83,27 +93,21 @@ def import_images(
     """Save a directory of CRIU's images, which tells nothing of its container: that is said to be one of `spec`."""
     _refuse_others()
     with private_directory(work) as home:
-        copy_files(path, home / "images", Limits())
+        copy_files(path, home / "images", LIMITS)
         digest = digest_of(home / "images")
         upper, left_out = _unpack_arch_files(home)
-        borders = validate_images(home / "images")
-        taken = snapshot.Snapshot(
-            kind="container",
-            id=key,
-            images=snapshot.images_tree(home / "images", borders),
-            runtime={"name": "runc", "version": "", "root": ""},
+        folder = home / "images"
+        taken = _snapshot(
+            key,
+            folder,
+            upper,
+            engine="runc",
             spec=dict(spec),
-            descriptors=snapshot.read_descriptors(home / "images"),
-            network=network.network_of(spec),
-            criu={"version": "", "options": []},
-            processes=snapshot.read_processes(home / "images"),
-            rootfs_kind="none" if upper is None else "overlay",
-            rootfs=None if upper is None else snapshot.files_tree(upper),
+            network=network_of(spec),
+            descriptors=snapshot.read_descriptors(folder),
+            borders=validate_images(folder),
         )
-        facts = {"kind": "container", "id": key, "runtime": "runc", "network": taken.network["mode"]}
-        metadata = {**facts, "is_running": False, "imported": {"format": "images"}, **taken.totals()}
-        checkpoint, is_new = _save(manager, key, taken, metadata, None, digest, lease)
-        return Imported(checkpoint, "images", tuple(left_out), is_new)
+        return _save(manager, key, taken, {"format": "images"}, left_out, digest, lease)
 
 
 def _unpack_arch_files(home: Path) -> tuple[Path | None, list[tuple[str, str]]]:
@@ -123,23 +127,53 @@ def _refuse_others() -> None:
         )
 
 
+def _snapshot(
+    identity: str,
+    folder: Path,
+    upper: Path | None,
+    *,
+    engine: str,
+    spec: Mapping[str, Any],
+    network: Network,
+    descriptors: tuple[str, ...],
+    borders: Mapping[str, list[int]] | None = None,
+    extra: Mapping[str, Tree] | None = None,
+) -> snapshot.Snapshot:
+    """What was imported: the images in `folder`, and the changed files in `upper`, if there are any."""
+    return snapshot.Snapshot(
+        kind="container",
+        id=identity,
+        images=snapshot.images_tree(folder, borders),
+        runtime={"name": engine, "version": "", "root": ""},
+        spec=spec,
+        descriptors=descriptors,
+        network=network,
+        criu={"version": "", "options": []},
+        processes=snapshot.read_processes(folder),
+        rootfs_kind="none" if upper is None else "overlay",
+        rootfs=None if upper is None else snapshot.files_tree(upper),
+        extra=extra or {},
+    )
+
+
 def _save(
     manager: CheckpointManager,
-    name: str,
+    key: str,
     taken: snapshot.Snapshot,
-    metadata: Mapping[str, object],
-    tags: Mapping[str, str] | None,
+    origin: Mapping[str, str],
+    left_out: Sequence[tuple[str, str]],
     digest: str,
     lease: Lease | None,
-) -> tuple[Checkpoint, bool]:
-    """The checkpoint, and whether it is new."""
-    job, once = snapshot.job_of("container", name), f"archive:{digest}"
-    if (known := manager.get_by_key(job, once)) is not None:
-        return known, False
-    checkpoint_id = manager.save(
-        job, name, taken.state(), tags=tags, metadata=dict(metadata), lease=lease, idempotency_key=once
-    )
-    return manager.get(checkpoint_id), True
+) -> Imported:
+    """Save it once; the same again answers the checkpoint that there is."""
+    job, once = snapshot.job_of("container", key), f"archive:{digest}"
+    known = manager.get_by_key(job, once)
+    if known is not None:
+        return Imported(known, origin["format"], tuple(left_out), is_new=False)
+    facts = {"kind": "container", "id": taken.id, "runtime": taken.runtime["name"], "network": taken.network["mode"]}
+    metadata = {**facts, **taken.totals(), "is_running": False, "imported": dict(origin)}
+    checkpoint_id = manager.save(job, key, taken.state(), metadata=metadata, lease=lease, idempotency_key=once)
+    return Imported(manager.get(checkpoint_id), origin["format"], tuple(left_out))
 
 
 def _unpack_rootfs(archive: Archive, home: Path, limits: Limits) -> tuple[Path | None, list[tuple[str, str]]]:
@@ -155,24 +189,6 @@ def _unpack_rootfs(archive: Archive, home: Path, limits: Limits) -> tuple[Path |
         return upper, extraction.left_out
 
 
-def _snapshot(archive: Archive, upper: Path | None) -> snapshot.Snapshot:
-    images.inventory(archive.images)
-    return snapshot.Snapshot(
-        kind="container",
-        id=archive.config.id,
-        images=snapshot.images_tree(archive.images),
-        runtime={"name": archive.engine, "version": "", "root": ""},
-        spec=formats.safe_spec(archive.spec),
-        descriptors=_descriptors(archive),
-        network=_network(archive),
-        criu={"version": "", "options": []},
-        processes=snapshot.read_processes(archive.images),
-        rootfs_kind="none" if upper is None else "overlay",
-        rootfs=None if upper is None else snapshot.files_tree(upper),
-        extra={ENGINE_FILES: Tree(archive.directory, exclude=_LEFT)},
-    )
-
-
 def _descriptors(archive: Archive) -> tuple[str, ...]:
     path = archive.images / formats.DESCRIPTORS
     names = formats.read_json(path) if path.is_file() else None
@@ -183,14 +199,14 @@ def _descriptors(archive: Archive) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _network(archive: Archive) -> network.Network:
+def _network(archive: Archive) -> Network:
     """How the container was connected, as far as its configuration tells; a restore compares it."""
     linux = archive.spec.get("linux")
     namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
     for namespace in namespaces if isinstance(namespaces, list) else []:
         if isinstance(namespace, dict) and namespace.get("type") == "network":
-            return network.Network(mode="external" if namespace.get("path") else "own", path="")
-    return network.Network(mode="host", path="")
+            return Network(mode="external" if namespace.get("path") else "own", path="")
+    return Network(mode="host", path="")
 
 
 def _key_of(archive: Archive) -> str:
@@ -204,19 +220,3 @@ def _key_of(archive: Archive) -> str:
     if not key:
         raise Validation("the archive does not say what its container was called", hint="give a name with --key")
     return key
-
-
-def _metadata(taken: snapshot.Snapshot, archive: Archive) -> dict[str, object]:
-    return {
-        "kind": "container",
-        "id": taken.id,
-        "runtime": archive.engine,
-        "network": taken.network["mode"],
-        **taken.totals(),
-        "is_running": False,
-        "imported": {
-            "format": archive.format,
-            "image": archive.config.image_name,
-            "at": archive.config.checkpointed_at,
-        },
-    }

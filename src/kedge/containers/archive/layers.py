@@ -63,11 +63,11 @@ def write_difference(tree: Tree, out: BinaryIO) -> list[str]:
 
 def whiteouts(tree: Tree) -> frozenset[bytes]:
     """Paths of what was removed. Whiteouts may be hard links of each other."""
-    found = {os.fsencode(e.path) for e in tree.entries if e.kind == "character device" and e.target == "0:0"}
+    hidden = {os.fsencode(e.path) for e in tree.entries if e.kind == "character device" and e.target == "0:0"}
     links = {
-        os.fsencode(e.path) for e in tree.entries if e.kind == "hard link" and os.fsencode(e.target or "") in found
+        os.fsencode(e.path) for e in tree.entries if e.kind == "hard link" and os.fsencode(e.target or "") in hidden
     }
-    return frozenset(found | links)
+    return frozenset(hidden | links)
 
 
 def is_opaque(tree: Tree, entry: FileEntry) -> bool:
@@ -99,8 +99,8 @@ def _add(tar: TarWriter, tree: Tree, entry: FileEntry) -> None:
 
 
 def _ranges(tree: Tree, entry: FileEntry) -> list[tuple[int, int]] | None:
-    found = tree.ranges(entry.path)
-    return found if found is not None and can_be_sparse(found) else None
+    ranges = tree.ranges(entry.path)
+    return ranges if ranges is not None and can_be_sparse(ranges) else None
 
 
 def _without_holes(pieces: Iterable[bytes | memoryview], ranges: list[tuple[int, int]]) -> Iterator[bytes | memoryview]:

@@ -23,14 +23,12 @@ from typing import Any
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
 
 from .compression import Plain
-from .directory import copy_files
 from .extraction import Extraction
 from .tar import Limits, TarReader
 
 CONFIG, SPEC, STATUS_DUMP, STATUS = "config.dump", "spec.dump", "status.dump", "status"
-NETWORK_STATUS, DELETED_FILES, ROOTFS_DIFF = "network.status", "deleted.files", "rootfs-diff.tar"
-STATS_DUMP, DUMP_LOG, BIND_MOUNTS, DESCRIPTORS = "stats-dump", "dump.log", "bind.mounts", "descriptors.json"
-DEVSHM, VOLUMES, CONTAINER_LOG, PODMAN_LOG = "devshm-checkpoint.tar", "volumes", "container.log", "ctr.log"
+DELETED_FILES, ROOTFS_DIFF = "deleted.files", "rootfs-diff.tar"
+STATS_DUMP, DUMP_LOG, DESCRIPTORS = "stats-dump", "dump.log", "descriptors.json"
 CHECKPOINT = "checkpoint"  # the directory of CRIU's images
 FORMATS = ("podman", "cri", "containerd", "oci")
 ENGINES = {"podman": "podman", "cri": "cri-o", "containerd": "containerd"}
@@ -40,16 +38,8 @@ MANAGERS = {"podman": "libpod", "cri": "cri-o"}
 _MAX_JSON_BYTES = 64 << 20
 _PLAIN_MOUNTS = frozenset(("proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"))
 _PROCESS_FIELDS = (
-    "terminal",
-    "user",
-    "args",
-    "env",
-    "cwd",
-    "capabilities",
-    "rlimits",
-    "noNewPrivileges",
-    "oomScoreAdj",
-)
+    "terminal", "user", "args", "env", "cwd", "capabilities", "rlimits", "noNewPrivileges", "oomScoreAdj",
+)  # fmt: skip
 _LINUX_FIELDS = ("maskedPaths", "readonlyPaths", "seccomp", "sysctl")
 
 
@@ -70,38 +60,22 @@ class Config:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Config:
-        def text(key: str) -> str:
-            value = document.get(key)
-            return value[:1024] if isinstance(value, str) else ""
-
-        return cls(
-            id=text("id"),
-            name=text("name"),
-            image=text("rootfsImage") or text("rootfsImageID"),
-            image_reference=text("rootfsImageRef"),
-            image_name=text("rootfsImageName"),
-            runtime=text("runtime"),
-            created_at=text("createdTime"),
-            checkpointed_at=text("checkpointedTime"),
-            restored_at=text("restoredTime"),
-            is_restored=document.get("restored") is True,
-        )
+        values = {name: document.get(key) for name, key in _CONFIG_KEYS.items()}
+        values["image"] = values["image"] or document.get("rootfsImageID")
+        texts = {name: value[:1024] for name, value in values.items() if isinstance(value, str)}
+        return cls(**texts, is_restored=document.get("restored") is True)
 
     def document(self) -> dict[str, object]:
-        return {
-            "id": self.id,
-            "name": self.name,
-            "rootfsImage": self.image,
-            "rootfsImageRef": self.image_reference,
-            "rootfsImageName": self.image_name,
-            "runtime": self.runtime,
-            "createdTime": self.created_at or _NEVER,
-            "checkpointedTime": self.checkpointed_at or _NEVER,
-            "restoredTime": self.restored_at or _NEVER,
-            "restored": self.is_restored,
-        }
+        texts = {key: getattr(self, name) for name, key in _CONFIG_KEYS.items()}
+        times = {key: texts[key] or _NEVER for key in ("createdTime", "checkpointedTime", "restoredTime")}
+        return {**texts, **times, "restored": self.is_restored}
 
 
+_CONFIG_KEYS = {
+    "id": "id", "name": "name", "image": "rootfsImage", "image_reference": "rootfsImageRef",
+    "image_name": "rootfsImageName", "runtime": "runtime", "created_at": "createdTime",
+    "checkpointed_at": "checkpointedTime", "restored_at": "restoredTime",
+}  # fmt: skip
 _NEVER = "0001-01-01T00:00:00Z"  # how Go writes no time
 
 
@@ -111,10 +85,8 @@ class Archive:
 
     directory: Path
     format: str  # podman, cri or containerd
-    compression: str
     config: Config
     spec: Mapping[str, Any]
-    size_bytes: int  # of the file
 
     @property
     def images(self) -> Path:
@@ -128,43 +100,14 @@ class Archive:
         """Paths that the container removed from its image."""
         if not (self.directory / DELETED_FILES).is_file():
             return ()
-        found = read_json(self.directory / DELETED_FILES)
-        if found is None:
-            return ()
-        if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        paths = read_json(self.directory / DELETED_FILES) or []
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise Corrupted(f"{DELETED_FILES} is no list of paths", hint="get the archive again")
-        return tuple(path.encode("utf-8", "surrogateescape") for path in found)
+        return tuple(path.encode("utf-8", "surrogateescape") for path in paths)
 
 
-def unpack(path: str | os.PathLike[str], directory: Path, limits: Limits | None = None) -> Archive:
-    """Unpack an archive of any of the formats into `directory`, which must be empty and nobody else's.
-
-    Only plain files are taken; names never lead out; sizes are bounded by `limits`.
-    """
-    from . import oci
-
-    limits = limits or Limits()
-    name = os.fspath(path)
-    if os.path.isdir(name):
-        layout, size, compression = directory / "archive", 0, "none"
-        copy_files(name, layout, limits)
-    else:
-        target = directory / "archive"
-        target.mkdir(mode=0o700)
-        compression = unpack_tar(name, target, limits)
-        size = os.stat(name).st_size
-        layout = target
-    if (layout / oci.LAYOUT).is_file():
-        target = directory / "layer"
-        target.mkdir(mode=0o700)
-        oci.unpack(layout, target, limits)
-    else:
-        target = layout
-    return _archive(name, target, compression, size)
-
-
-def unpack_tar(path: str | os.PathLike[str], directory: Path, limits: Limits) -> str:
-    """The files of a tar below `directory`; answers how it was compressed."""
+def unpack_tar(path: str | os.PathLike[str], directory: Path, limits: Limits) -> None:
+    """The files of a tar, compressed or not, below `directory`."""
     name = os.fspath(path)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo must not stop us
@@ -178,27 +121,11 @@ def unpack_tar(path: str | os.PathLike[str], directory: Path, limits: Limits) ->
         plain = Plain(file, name=name, limit_bytes=limits.total_bytes)
         with Extraction(directory, name=name, limits=limits) as extraction:
             extraction.files(TarReader(plain, name=name, limits=limits))
-        return plain.compression
-
-
-def _archive(name: str, directory: Path, compression: str, size: int) -> Archive:
-    if not (directory / CONFIG).is_file() or not (directory / CHECKPOINT / "inventory.img").is_file():
-        raise Validation(
-            f"{name} is no archive of a checkpoint: {CONFIG} or {CHECKPOINT}/inventory.img is missing",
-            hint="podman, CRI-O, kubelet, containerd and kedge container export write such archives",
-        )
-    config, spec = read_json(directory / CONFIG), {}
-    if (directory / SPEC).is_file():
-        spec = read_json(directory / SPEC)
-    if not isinstance(config, dict) or not isinstance(spec, dict):
-        raise Corrupted(f"{CONFIG} or {SPEC} of {name} is no JSON object", hint="get the archive again")
-    return Archive(directory, format_of(spec), compression, Config.of(config), spec, size)
 
 
 def annotations_of(spec: Mapping[str, Any]) -> dict[str, str]:
     """Annotations of a configuration: text only, whatever else is there."""
-    found = _mapping(spec.get("annotations"))
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {key: value for key, value in mapping(spec.get("annotations")).items() if isinstance(value, str)}
 
 
 def format_of(spec: Mapping[str, Any]) -> str:
@@ -228,10 +155,11 @@ def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     Left away: annotations, hooks, devices, mounts from the host, paths of namespaces and cgroups, labels.
     """
-    process, linux, root = (_mapping(spec.get(key)) for key in ("process", "linux", "root"))
-    mounts = [mount for mount in _list(spec.get("mounts")) if _is_plain(mount)]
-    namespaces = [{"type": one["type"]} for one in _list(linux.get("namespaces")) if isinstance(one.get("type"), str)]
-    kept: dict[str, Any] = {
+    process, linux, root = (mapping(spec.get(key)) for key in ("process", "linux", "root"))
+    mounts = [mount for mount in mappings(spec.get("mounts")) if _is_plain(mount)]
+    types = [space.get("type") for space in mappings(linux.get("namespaces"))]
+    namespaces = [{"type": name} for name in types if isinstance(name, str)]
+    safe: dict[str, Any] = {
         "ociVersion": spec["ociVersion"] if isinstance(spec.get("ociVersion"), str) else "1.0.2",
         "process": {key: process[key] for key in _PROCESS_FIELDS if key in process},
         "root": {"path": "rootfs", "readonly": root.get("readonly") is True},
@@ -239,8 +167,8 @@ def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
         "linux": {"namespaces": namespaces, **{key: linux[key] for key in _LINUX_FIELDS if key in linux}},
     }
     if isinstance(spec.get("hostname"), str):
-        kept["hostname"] = spec["hostname"]
-    return kept
+        safe["hostname"] = spec["hostname"]
+    return safe
 
 
 def _is_plain(mount: Mapping[str, Any]) -> bool:
@@ -249,12 +177,13 @@ def _is_plain(mount: Mapping[str, Any]) -> bool:
     return mount.get("type") in _PLAIN_MOUNTS and not {"bind", "rbind"} & {str(word) for word in words}
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+def mappings(value: object) -> list[dict[str, Any]]:
+    """The objects of a list; [] for anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def go_time(moment: datetime) -> str:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from kedge.containers.protobuf import Message
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
 
+from .layout import CHECKPOINT, CONFIG, ROOTFS_DIFF, SPEC, mapping, mappings, read_json, unpack_tar
 from .tar import DIRECTORY, Limits, Member
 from .tar_writer import TarWriter
 
@@ -52,13 +53,11 @@ _MAX_MANIFESTS = 64
 
 def unpack(layout: Path, directory: Path, limits: Limits) -> None:
     """The files of the checkpoint that a layout holds, as an archive has them, below `directory`."""
-    from .layout import unpack_tar
-
     named, manifests, facts = _index(layout)
-    if any(one.get("mediaType") == CRIU_TYPE for one in named):
+    if any(descriptor.get("mediaType") == CRIU_TYPE for descriptor in named):
         _unpack_containerd(layout, directory, limits, named, facts)
         return
-    layers = [layer for manifest in manifests for layer in _descriptors(_read(layout, manifest).get("layers"))]
+    layers = [layer for manifest in manifests for layer in mappings(_read(layout, manifest).get("layers"))]
     if len(layers) != 1:
         raise Validation(
             f"{layout} has {len(layers)} layers where an image of a checkpoint has one", hint="it is another image"
@@ -69,17 +68,15 @@ def unpack(layout: Path, directory: Path, limits: Limits) -> None:
 def _unpack_containerd(
     layout: Path, directory: Path, limits: Limits, named: list[dict[str, Any]], facts: Mapping[str, Any]
 ) -> None:
-    from .layout import CHECKPOINT, CONFIG, ROOTFS_DIFF, SPEC, unpack_tar
-
-    for one in named:
-        media_type = str(one.get("mediaType"))
+    for descriptor in named:
+        media_type = str(descriptor.get("mediaType"))
         if media_type == CRIU_TYPE and not (directory / CHECKPOINT).exists():
             (directory / CHECKPOINT).mkdir(mode=0o700)
-            unpack_tar(_blob(layout, one), directory / CHECKPOINT, limits)
+            unpack_tar(_blob(layout, descriptor), directory / CHECKPOINT, limits)
         elif "image.layer" in media_type or "rootfs.diff" in media_type:
-            shutil.copyfile(_blob(layout, one), directory / ROOTFS_DIFF)
+            shutil.copyfile(_blob(layout, descriptor), directory / ROOTFS_DIFF)
         elif media_type == CONTAINERD_CONFIG_TYPE:
-            (directory / SPEC).write_text(json.dumps(_spec(_blob(layout, one))))
+            (directory / SPEC).write_text(json.dumps(_spec(_blob(layout, descriptor))))
     made = re.match(r"containerd\.io/checkpoint/([^:/]{1,200}):", str(facts.get(_CONTAINERD_NAME)))
     config = {
         "id": made[1] if made else "",
@@ -104,34 +101,25 @@ def _spec(path: Path) -> dict[str, Any]:
 
 def _index(layout: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """(blobs that indexes name, manifests that they name, annotations about the indexes)."""
-    from .layout import read_json
-
     named: list[dict[str, Any]] = []
     manifests: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     waiting = [_document(read_json(layout / INDEX), INDEX)]
     for seen, document in enumerate(waiting):
-        for one in _descriptors(document.get("manifests")):
+        for descriptor in mappings(document.get("manifests")):
             if len(waiting) + len(manifests) + len(named) > _MAX_MANIFESTS or seen > _MAX_MANIFESTS:
                 raise Validation(f"{layout} has too many manifests", hint="it is no image of a checkpoint")
-            media_type = one.get("mediaType")
+            media_type = descriptor.get("mediaType")
             if media_type in _INDEX_TYPES:
-                waiting.append(_read(layout, one))
-                facts |= _annotations(one)
+                waiting.append(_read(layout, descriptor))
+                facts |= mapping(descriptor.get("annotations"))
             else:
-                (manifests if media_type in _MANIFEST_TYPES else named).append(one)
-        facts |= _annotations(document)
+                (manifests if media_type in _MANIFEST_TYPES else named).append(descriptor)
+        facts |= mapping(document.get("annotations"))
     return named, manifests, facts
 
 
-def _annotations(document: Mapping[str, Any]) -> dict[str, Any]:
-    found = document.get("annotations")
-    return found if isinstance(found, dict) else {}
-
-
 def _read(layout: Path, descriptor: Mapping[str, Any]) -> dict[str, Any]:
-    from .layout import read_json
-
     return _document(read_json(_blob(layout, descriptor)), str(descriptor.get("digest")))
 
 
@@ -141,27 +129,20 @@ def _document(value: object, name: str) -> dict[str, Any]:
     return value
 
 
-def _descriptors(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
 def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
     """The file of a blob, its digest verified. The name is made of hexadecimal digits only."""
     match = _DIGEST.fullmatch(str(descriptor.get("digest")))
     if match is None:
         raise Validation(f"{descriptor.get('digest')!r:.100} is no digest that is known", hint="use sha256")
     path = layout / "blobs" / "sha256" / match[1]
-    digest = hashlib.sha256()
     try:
-        descriptor_fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor_fd, "rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise NotFound(f"the layout has no blob {match[0]}", hint="get the image again, whole") from None
     except OSError as error:
         raise storage_error("read", str(path), error) from error
-    if digest.hexdigest() != match[1]:
+    if digest != match[1]:
         raise Corrupted(f"blob {match[0]} of the layout is damaged", hint="get the image again")
     return path
 
@@ -172,9 +153,9 @@ def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
 def annotations_of(facts: Mapping[str, str]) -> dict[str, str]:
     """The three families that engines look for. `facts`: container.name, engine.name, rootfsImageName, …"""
     name = facts.get("container.name", "")
-    found = {CRIO_NAME: name, f"{PODMAN_PREFIX}name": name}
-    found |= {PODMAN_PREFIX + key: facts[key] for key in _PODMAN_KEYS if facts.get(key)}
-    return found | {CRIU_PREFIX + key: value for key, value in facts.items() if value}
+    annotations = {CRIO_NAME: name, f"{PODMAN_PREFIX}name": name}
+    annotations |= {PODMAN_PREFIX + key: facts[key] for key in _PODMAN_KEYS if facts.get(key)}
+    return annotations | {CRIU_PREFIX + key: value for key, value in facts.items() if value}
 
 
 def write(out: BinaryIO, layer: BinaryIO, facts: Mapping[str, str], *, created_at: str, architecture: str) -> None:
@@ -212,13 +193,11 @@ class _Blobs:
 
     def file(self, media_type: str, file: BinaryIO) -> dict[str, Any]:
         """The descriptor of what is in `file`."""
-        digest, size = hashlib.sha256(), 0
         file.seek(0)
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-            size += len(piece)
-        self._files[digest.hexdigest()] = (file, size)
-        return {"mediaType": media_type, "digest": f"sha256:{digest.hexdigest()}", "size": size}
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # a file, or BytesIO
+        size = file.seek(0, os.SEEK_END)
+        self._files[digest] = (file, size)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": size}
 
     def document(self, media_type: str, document: object) -> dict[str, Any]:
         return self.file(media_type, io.BytesIO(_json(document)))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kedge.errors import storage_error
+from kedge.errors import storage_errors
 
 PREFIX = "kedge-unpacked-"
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -20,11 +20,9 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def private_directory(work: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """A new directory in `work` ($TMPDIR if not given) that only this user can enter."""
     above = os.fspath(work) if work is not None else tempfile.gettempdir()
-    try:
+    with storage_errors("make a directory in", above):
         _remove_leftovers(above)
         place, lock = _new_locked(above)
-    except OSError as error:
-        raise storage_error("make a directory in", above, error) from error
     try:
         yield Path(place)
     finally:

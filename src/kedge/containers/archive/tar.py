@@ -2,7 +2,7 @@
 
 Python's own module believes sizes and follows links, loses extended attributes and holes, and has had one such hole
 after the other. This one knows ustar, GNU long names, pax, extended attributes (SCHILY.xattr) and sparse files (old
-GNU, pax 0.1 and 1.0). It never touches a disk: `extracting` does that.
+GNU, pax 0.1 and 1.0). It never touches a disk: `extraction` does that.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class Limits:
     depth: int = 256
     header_bytes: int = 1 << 20  # of one member: long names, attributes
     ranges: int = 1_000_000  # of data in sparse files, all together
+
+
+LIMITS = Limits()
 
 
 @dataclass(slots=True)
@@ -80,10 +83,10 @@ def path_parts(name: bytes, limits: Limits) -> tuple[bytes, ...]:
 class TarReader:
     """The members of a tar stream. What is not read of one is passed over when the next is asked for."""
 
-    def __init__(self, stream: Reader, *, name: str, limits: Limits | None = None) -> None:
+    def __init__(self, stream: Reader, *, name: str, limits: Limits = LIMITS) -> None:
         self._stream = stream
         self._name = name
-        self.limits = limits or Limits()
+        self.limits = limits
         self._padded = 0  # bytes of the present member that are left, with padding
         self._data = 0  # without
         self._ranges = 0
@@ -206,13 +209,13 @@ class TarReader:
         return list(zip(values[::2], values[1::2], strict=True))
 
     def _old_gnu_ranges(self, block: bytes) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         at, many, more = 386, 4, block[482]
         while True:
             starts = (start for start in range(at, at + 24 * many, 24) if block[start])
-            found += [(_number(block, start, start + 12), _number(block, start + 12, start + 24)) for start in starts]
-            if not more or len(found) > self.limits.ranges:
-                return found
+            ranges += [(_number(block, start, start + 12), _number(block, start + 12, start + 24)) for start in starts]
+            if not more or len(ranges) > self.limits.ranges:
+                return ranges
             block = self._exactly(BLOCK)
             at, many, more = 0, 21, block[504]
 
@@ -260,7 +263,7 @@ class TarReader:
 
     def _records(self, text: bytes) -> dict[bytes, bytes]:
         """pax: "<length> <key>=<value>\\n" each."""
-        found = {}
+        records = {}
         while text.strip(b"\0"):
             length, space, _ = text[:20].partition(b" ")
             size = _decimal(length, 0)
@@ -268,9 +271,9 @@ class TarReader:
             key, equals, value = record.partition(b"=")
             if not space or size <= len(length) or size > len(text) or text[size - 1 : size] != b"\n" or not equals:
                 raise Corrupted(f"{self._name} has a damaged header", hint="get it again")
-            found[key] = value
+            records[key] = value
             text = text[size:]
-        return found
+        return records
 
     def _exactly(self, size: int, *, may_end: bool = False) -> bytes:
         data = b""

@@ -53,18 +53,18 @@ class TarWriter:
 
 
 def _records(member: Member, name: bytes) -> list[tuple[bytes, bytes]]:
-    found = []
+    records = []
     if not _PLAIN.fullmatch(name):
-        found.append((b"path", name))
+        records.append((b"path", name))
     if member.link and not _PLAIN.fullmatch(member.link):
-        found.append((b"linkpath", member.link))
+        records.append((b"linkpath", member.link))
     if member.mtime_ns % 10**9 or not 0 <= member.mtime_ns // 10**9 <= _SIZE_MOST:
         sign, rest = ("-", -member.mtime_ns) if member.mtime_ns < 0 else ("", member.mtime_ns)
-        found.append((b"mtime", f"{sign}{rest // 10**9}.{rest % 10**9:09}".encode()))
-    found += [
+        records.append((b"mtime", f"{sign}{rest // 10**9}.{rest % 10**9:09}".encode()))
+    records += [
         (key, b"%d" % value) for key, value in ((b"uid", member.uid), (b"gid", member.gid)) if value > _OCTAL_MOST
     ]
-    return found + [(b"SCHILY.xattr." + key, value) for key, value in sorted(member.attributes.items())]
+    return records + [(b"SCHILY.xattr." + key, value) for key, value in sorted(member.attributes.items())]
 
 
 def _record(key: bytes, value: bytes) -> bytes:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kedge.containers.attempts import Attempt
-from kedge.containers.programs import USUAL_PATH, find_program
+from kedge.containers.programs import USUAL_PATH, find_program, run
 from kedge.errors import CheckpointError, CriuFailed, NoSpace, StepTimeout
 
 from . import relay
@@ -42,8 +42,7 @@ exit 0
 
 
 def criu_version(criu: str) -> str:
-    done = subprocess.run([criu, "--version"], capture_output=True, text=True, check=False, timeout=30)
-    for line in done.stdout.splitlines():
+    for line in run([criu, "--version"]).stdout.splitlines():
         if line.startswith("Version: "):
             return line.removeprefix("Version: ").strip()
     return ""

@@ -40,8 +40,8 @@ class Directory:
         if self._names is None:
             try:
                 with os.scandir(self._path) as entries:
-                    found = (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-                    self._names = frozenset(name for _, name in zip(range(MAX_NAMES), found, strict=False))
+                    plain = (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+                    self._names = frozenset(name for _, name in zip(range(MAX_NAMES), plain, strict=False))
             except FileNotFoundError:
                 raise NotFound(f"there is no directory {self._path}", hint="give the directory of a dump") from None
             except OSError as error:

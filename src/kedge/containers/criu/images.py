@@ -43,20 +43,8 @@ MAGIC = {
     "userns": 0x55474906,
 }
 _STATES = {1: "running", 2: "dead", 3: "stopped", 6: "zombie"}
-_LSM = {0: "none", 1: "selinux", 2: "apparmor"}
-_ARCHITECTURES = {1: "x86_64", 2: "arm", 3: "aarch64", 4: "ppc64", 5: "s390", 6: "mips", 7: "loongarch64", 8: "riscv64"}
-_PARENT, _LAZY, _PRESENT = 1, 2, 4
+_PARENT, _PRESENT = 1, 4
 _FILE_SHARED = 1 << 7  # of an area of memory
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """What the whole dump says of itself."""
-
-    version: int
-    lsm: str
-    uptime_us: int  # of the machine, when it was dumped; 0 if not told
-    has_fdinfo_per_id: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +53,7 @@ class Window:
 
     address: int
     size_bytes: int
-    offset: int | None  # in the file of pages; None: they are not in it
-    is_in_parent: bool  # they are in the images of an earlier dump
-    is_lazy: bool  # they may come later, when first touched
+    offset: int | None  # in the file of pages; None: they are not in it, but in an earlier dump or to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,42 +81,26 @@ class Process:
 
     pid: int
     parent: int  # 0: the root
-    group: int
-    session: int
     name: str  # the first 15 bytes of it, as the kernel keeps it
     state: str  # running, stopped, zombie, dead
-    architecture: str
     threads: tuple[Thread, ...]
     memory_bytes: int  # in these images
-    mapped_bytes: int  # of addresses
     executable: str
     files: tuple[OpenFile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """CRIU's own figures of a dump, or of a restore; times in microseconds."""
-
-    kind: str  # dump or restore
-    values: Mapping[str, int]
-
-
-def inventory(source: str | os.PathLike[str] | ImageFiles) -> Inventory:
-    """What inventory.img says; NotFound when the directory holds no images."""
+def check_inventory(source: str | os.PathLike[str] | ImageFiles) -> None:
+    """NotFound when the directory holds no images, Corrupted when inventory.img is none."""
     files = image_files(source)
     try:
-        record = one_record(files, "inventory.img", "inventory")
+        record = first_record(files, "inventory.img", "inventory")
     except NotFound as error:
         raise NotFound(
             f"there is no dump in {files.place}: inventory.img is missing", hint="a dump writes it last"
         ) from error
     with damage(files, "inventory.img"):
-        return Inventory(
-            version=record.number(1),
-            lsm=_LSM.get(record.number(6), "unknown"),
-            uptime_us=record.number(8),
-            has_fdinfo_per_id=bool(record.number(2)),
-        )
+        for field in (1, 2, 6, 8):  # its version, how it names descriptors, its LSM, its time
+            record.number(field)
 
 
 def processes(source: str | os.PathLike[str] | ImageFiles) -> tuple[Process, ...]:
@@ -170,30 +140,26 @@ def _process(
 ) -> Process:
     pid = row.number(1)
     with damage(files, f"core-{pid}.img"):
-        core = one_record(files, f"core-{pid}.img", "core") if f"core-{pid}.img" in names else Message()
+        core = first_record(files, f"core-{pid}.img", "core") if f"core-{pid}.img" in names else Message()
         task = core.message(3)
         threads = tuple(_thread(files, names, tid, task) for tid in row.numbers(5))
-        memory = one_record(files, f"mm-{pid}.img", "mm") if f"mm-{pid}.img" in names else Message()
+        memory = first_record(files, f"mm-{pid}.img", "mm") if f"mm-{pid}.img" in names else Message()
         areas = list(memory.messages(14))
         pages = _pagemap(files, f"pagemap-{pid}.img").stored_bytes if f"pagemap-{pid}.img" in names else 0
         return Process(
             pid=pid,
             parent=row.number(2),
-            group=row.number(3),
-            session=row.number(4),
             name=task.text(6),
             state=_STATES.get(task.number(1), "unknown"),
-            architecture=_ARCHITECTURES.get(core.number(1), "unknown"),
             threads=threads,
             memory_bytes=pages,
-            mapped_bytes=sum(max(0, area.number(2) - area.number(1)) for area in areas),
             executable=paths.get(memory.number(12), ""),
             files=(*_files_of(files, names, pid, core, opened), *_mapped_files(areas, opened)),
         )
 
 
 def _thread(files: ImageFiles, names: frozenset[str], tid: int, task: Message) -> Thread:
-    own = one_record(files, f"core-{tid}.img", "core").message(5) if f"core-{tid}.img" in names else Message()
+    own = first_record(files, f"core-{tid}.img", "core").message(5) if f"core-{tid}.img" in names else Message()
     return Thread(tid, own.text(13) or task.text(6))
 
 
@@ -203,7 +169,7 @@ def _files_of(
     """The descriptors of a process; processes that share a table of descriptors name the same one."""
     ids = core.message(4) if 4 in core else None
     if ids is None and f"ids-{pid}.img" in names:
-        ids = one_record(files, f"ids-{pid}.img", "ids")
+        ids = first_record(files, f"ids-{pid}.img", "ids")
     table = f"fdinfo-{pid if ids is None else ids.number(2)}.img"
     if table not in names:
         return ()
@@ -231,12 +197,12 @@ def pagemap(source: str | os.PathLike[str] | ImageFiles) -> tuple[Pagemap, ...]:
 
 def _pagemap(files: ImageFiles, name: str) -> Pagemap:
     with damage(files, name):
-        found = records(files, name, "pagemap")
-        head = next(found, None)
+        in_order = records(files, name, "pagemap")
+        head = next(in_order, None)
         if head is None:
             raise NotAMessage("no head")
         windows, offset = [], 0
-        for record in found:
+        for record in in_order:
             window = _window(record, offset)
             windows.append(window)
             if window.offset is not None:
@@ -251,7 +217,7 @@ def _window(record: Message, offset: int) -> Window:
     if pages > 1 << 52 or address + pages * PAGE_BYTES > 1 << 64:
         raise NotAMessage("pages beyond all addresses")
     is_here = bool(flags & _PRESENT) and not flags & _PARENT
-    return Window(address, pages * PAGE_BYTES, offset if is_here else None, bool(flags & _PARENT), bool(flags & _LAZY))
+    return Window(address, pages * PAGE_BYTES, offset if is_here else None)
 
 
 def command_line(source: str | os.PathLike[str] | ImageFiles, pid: int) -> tuple[str, ...]:
@@ -269,7 +235,7 @@ def _strings(files: ImageFiles, pid: int, field: int) -> tuple[str, ...]:
     if f"mm-{pid}.img" not in files.names():
         return ()
     with damage(files, f"mm-{pid}.img"):
-        record = one_record(files, f"mm-{pid}.img", "mm")
+        record = first_record(files, f"mm-{pid}.img", "mm")
         start, end = record.number(field), record.number(field + 1)
         data = _memory(files, pid, start, min(max(end - start, 0), MAX_TEXT_BYTES))
     text = data.decode("utf-8", "backslashreplace").rstrip("\0")
@@ -280,13 +246,13 @@ def _memory(files: ImageFiles, pid: int, start: int, length: int) -> bytes:
     """Some of a process's memory; b"" unless all of it is in these images."""
     if f"pagemap-{pid}.img" not in files.names():
         return b""
-    found = _pagemap(files, f"pagemap-{pid}.img")
+    memory = _pagemap(files, f"pagemap-{pid}.img")
     parts, position, end = [], start, start + length
-    for window in found.windows:
+    for window in memory.windows:
         stop = window.address + window.size_bytes
         if window.offset is not None and window.address <= position < min(stop, end):
             size = min(stop, end) - position
-            parts.append(files.read(found.pages_file, window.offset + position - window.address, size))
+            parts.append(files.read(memory.pages_file, window.offset + position - window.address, size))
             position += size
     return b"".join(parts) if position == end else b""
 
@@ -296,20 +262,14 @@ _DUMP_FIGURES = {
     6: "pages_in_parent", 7: "pages_written", 9: "pages_lazy", 12: "shared_pages_scanned",
     13: "shared_pages_in_parent", 14: "shared_pages_written",
 }  # fmt: skip
-_RESTORE_FIGURES = {
-    1: "pages_compared", 2: "pages_skipped", 3: "forking_us", 4: "restore_us", 5: "pages_restored",
-}  # fmt: skip
 
 
-def statistics(path: str | os.PathLike[str] | ImageFiles, name: str = "stats-dump") -> Statistics:
-    """The figures in a directory's stats-dump (or stats-restore)."""
-    files = image_files(path)
-    with damage(files, name):
-        record = one_record(files, name, "stats")
-        field, known = (1, _DUMP_FIGURES) if 1 in record else (2, _RESTORE_FIGURES)
-        figures = record.message(field)
-        values = {text: figures.number(number) for number, text in known.items() if number in figures}
-        return Statistics("dump" if field == 1 else "restore", values)
+def statistics(source: str | os.PathLike[str] | ImageFiles) -> dict[str, int]:
+    """CRIU's own figures of a dump, from its stats-dump; times in microseconds."""
+    files = image_files(source)
+    with damage(files, "stats-dump"):
+        figures = first_record(files, "stats-dump", "stats").message(1)
+        return {name: figures.number(number) for number, name in _DUMP_FIGURES.items() if number in figures}
 
 
 # The records of an image.
@@ -334,25 +294,25 @@ def raw_records(files: ImageFiles, name: str, kind: str) -> tuple[memoryview, li
         if magic != MAGIC[kind]:
             raise NotAMessage(f"its magic number {magic:#x} is not that of {kind}")
         head = data[:position]
-        found: list[memoryview] = []
+        bodies: list[memoryview] = []
         while position < len(data):
             size = u32(data, position)
             position += 4
-            if len(found) >= MAX_RECORDS:
+            if len(bodies) >= MAX_RECORDS:
                 raise NotAMessage("too many records")
             if size > MAX_RECORD_BYTES or size > len(data) - position:
                 raise NotAMessage("a record is cut off")
-            found.append(data[position : position + size])
+            bodies.append(data[position : position + size])
             position += size
-        return head, found
+        return head, bodies
 
 
-def one_record(files: ImageFiles, name: str, kind: str) -> Message:
+def first_record(files: ImageFiles, name: str, kind: str) -> Message:
     with damage(files, name):
-        found = next(records(files, name, kind), None)
-        if found is None:
+        record = next(records(files, name, kind), None)
+        if record is None:
             raise NotAMessage("no record")
-        return found
+        return record
 
 
 class damage:  # noqa: N801 - reads as what it does: `with damage(files, name):`

@@ -7,18 +7,12 @@ CRIU goes on complaining after the real cause.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kedge.errors import Validation, storage_error
-
 MAX_LOG_BYTES = 64 << 20
-MAX_LINE_BYTES = 8 << 10
 _LOOKED_AT = 1024  # characters of a line that are matched; CRIU's own lines are no longer
 MAX_ERRORS = 200
 
@@ -64,15 +58,13 @@ def entries() -> tuple[Entry, ...]:
 
 
 def explain(text: str) -> Cause | None:
-    """Why CRIU failed, from its log or from what the runtime said of it; None when no line tells of an error."""
-    return explain_lines(text[:MAX_LOG_BYTES].splitlines())
+    """Why CRIU failed, from its log or from what the runtime said of it; None when no line tells of an error.
 
-
-def explain_lines(lines: Iterable[str]) -> Cause | None:
-    """The same from lines. Those of level error count; where there are none, any line that the table knows."""
+    Lines of level error count; where there are none, any line that the table knows.
+    """
     errors: list[str] = []
     others: list[str] = []
-    for line in lines:
+    for line in text[:MAX_LOG_BYTES].splitlines():
         line = line[:_LOOKED_AT].strip()
         if _IS_ERROR.search(line):
             errors.append(line)
@@ -92,25 +84,6 @@ def explain_lines(lines: Iterable[str]) -> Cause | None:
     return None
 
 
-def explain_file(path: str | os.PathLike[str]) -> Cause | None:
-    """The same for a log file, of which no more than MAX_LOG_BYTES are read; links and special files are refused."""
-    return explain_lines(_lines_of(os.fspath(path)))
-
-
 def _cause(entry: Entry, match: re.Match[str], line: str) -> Cause:
     captured = {"what": "", "more": "", **{name: text or "" for name, text in match.groupdict().items()}}
     return Cause(entry.code, entry.cause.format(**captured).replace(" ()", "").strip(), entry.fix, line)
-
-
-def _lines_of(path: str) -> Iterator[str]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise Validation(f"{path} is not a file", hint="give the log of a dump or a restore")
-            left = MAX_LOG_BYTES
-            while left > 0 and (line := file.readline(min(MAX_LINE_BYTES, left))):
-                left -= len(line)
-                yield line.decode("utf-8", "replace")
-    except OSError as error:
-        raise storage_error("read", path, error) from error

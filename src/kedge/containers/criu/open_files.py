@@ -37,14 +37,13 @@ class OpenFile:
     name: str = ""
     detail: str = ""
     peer: str = ""
-    position: int = 0
     is_writable: bool = False
 
     @classmethod
     def of(cls, fd: int, kind: int, known: OpenFile | None) -> OpenFile:
         if known is None:
             return cls(fd, _KINDS.get(kind, "unknown"))
-        return cls(fd, known.kind, known.name, known.detail, known.peer, known.position, known.is_writable)
+        return cls(fd, known.kind, known.name, known.detail, known.peer, known.is_writable)
 
     @property
     def is_socket(self) -> bool:
@@ -80,7 +79,6 @@ def _regular(record: Message) -> OpenFile:
         -1,
         "file",
         name if name.startswith("/") or not name else f"/{name}",
-        position=record.number(3),
         is_writable=record.number(2) & os.O_ACCMODE != os.O_RDONLY,
     )
 

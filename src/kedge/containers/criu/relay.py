@@ -77,8 +77,8 @@ def relay(real: str, runtime: socket.socket, kedge: socket.socket, timeout_s: in
     import fcntl
 
     moved = [
-        socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS))
-        for one in (runtime, kedge)
+        socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS))
+        for end in (runtime, kedge)
     ]
     runtime.close()
     kedge.close()
@@ -130,10 +130,10 @@ def lend_directories(runtime: socket.socket) -> None:
         path = f"/proc/{pid}/fd/{name}"
         try:
             if 2 < int(name) < _OWN_DESCRIPTORS and stat.S_ISDIR(os.stat(path).st_mode):
-                found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                if found != int(name):
-                    os.dup2(found, int(name), inheritable=False)
-                    os.close(found)
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if fd != int(name):
+                    os.dup2(fd, int(name), inheritable=False)
+                    os.close(fd)
         except FileNotFoundError:  # closed meanwhile
             continue
 

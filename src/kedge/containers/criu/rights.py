@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kedge.containers.protobuf import Message, NotAMessage
 
 from .image_files import ImageFiles
-from .images import damage, image_files, one_record
+from .images import damage, first_record, image_files
 
 _DEAD = (2, 6)  # states of a task: it runs no more
 _FILTER = 2  # a mode of seccomp
@@ -53,13 +53,14 @@ def rights(source: str | os.PathLike[str] | ImageFiles) -> Iterator[Rights]:
     files = image_files(source)
     names = files.names()
     for name in sorted(names):
-        if found := _CORE.fullmatch(name):
+        if core_of := _CORE.fullmatch(name):
             with damage(files, name):
-                core = one_record(files, name, "core")
+                core = first_record(files, name, "core")
                 task = _only(core, 3)
                 if task.number(1) in _DEAD:
                     continue
-                yield _rights(int(found[1]), core, task, _ids(files, names, int(found[1]), core))
+                thread = int(core_of[1])
+                yield _rights(thread, core, task, _ids(files, names, thread, core))
 
 
 def user_maps(source: str | os.PathLike[str] | ImageFiles) -> tuple[list[Mapping], list[Mapping]] | None:
@@ -71,7 +72,7 @@ def user_maps(source: str | os.PathLike[str] | ImageFiles) -> tuple[list[Mapping
     with damage(files, names[0]):
         if len(names) > 1:
             raise NotAMessage("one of several user namespaces")
-        record = one_record(files, names[0], "userns")
+        record = first_record(files, names[0], "userns")
         users, groups = (
             [Mapping(line.number(1), line.number(2), line.number(3)) for line in record.messages(field)]
             for field in (1, 2)
@@ -109,7 +110,7 @@ def _only(message: Message, field: int) -> Message:
 def _ids(files: ImageFiles, names: frozenset[str], thread: int, core: Message) -> Message:
     if 4 in core:
         return _only(core, 4)
-    return one_record(files, f"ids-{thread}.img", "ids") if f"ids-{thread}.img" in names else Message()
+    return first_record(files, f"ids-{thread}.img", "ids") if f"ids-{thread}.img" in names else Message()
 
 
 def _capabilities(credentials: Message, field: int) -> frozenset[int]:

@@ -11,8 +11,8 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from kedge.containers.pids import list_names, read_text
 from kedge.errors import Conflict
 
 _WATCH = re.compile(r"^inotify wd:\S+ ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
@@ -52,24 +52,16 @@ def find_watched(pids: Sequence[int]) -> tuple[list[str], int]:
 
 
 def _watched(pid: int) -> Iterator[Inode]:
-    for descriptor in Path(f"/proc/{pid}/fdinfo").glob("*"):
-        try:
-            text = descriptor.read_text()
-        except OSError:  # closed meanwhile
-            continue
-        for inode, device in _WATCH.findall(text):
+    for descriptor in list_names(f"/proc/{pid}/fdinfo"):
+        for inode, device in _WATCH.findall(read_text(f"/proc/{pid}/fdinfo/{descriptor}")):
             number = int(device, 16)
             yield os.makedev(number >> _MINOR_BITS, number & ((1 << _MINOR_BITS) - 1)), int(inode, 16)
 
 
 def _overlays(pid: int) -> dict[int, str]:
     """Where overlays are mounted, by their devices."""
-    try:
-        lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
-    except OSError:
-        return {}
     points: dict[int, str] = {}
-    for line in lines:
+    for line in read_text(f"/proc/{pid}/mountinfo").splitlines():
         fields = line.split(" ")
         if fields[fields.index("-") + 1] == "overlay":
             major, _, minor = fields[2].partition(":")

@@ -40,34 +40,35 @@ class Task:
 
 
 def namespaces(address: str) -> list[str]:
-    return [one.text(1) for one in _ask(address, "", "namespaces", "Namespaces").messages(1)]
+    return [answer.text(1) for answer in _ask(address, "", "namespaces", "Namespaces").messages(1)]
 
 
 def tasks(address: str, namespace: str | None = None) -> Iterator[Task]:
     """The containers of one of containerd's namespaces, or of all."""
     for space in [namespace] if namespace is not None else namespaces(address):
-        running = {one.text(2) or one.text(1): one for one in _ask(address, space, "tasks", "Tasks").messages(1)}
-        for told in _ask(address, space, "containers", "Containers").messages(1):
-            process = running.get(told.text(1))
+        tasks_now = _ask(address, space, "tasks", "Tasks").messages(1)
+        running = {task.text(2) or task.text(1): task for task in tasks_now}
+        for container in _ask(address, space, "containers", "Containers").messages(1):
+            process = running.get(container.text(1))
             state = "none" if process is None else _STATES[min(process.number(4), len(_STATES) - 1)]
             yield Task(
-                id=told.text(1),
+                id=container.text(1),
                 namespace=space,
-                image=told.text(3),
-                runtime=told.message(4).text(1),
-                labels={one.text(1): one.text(2) for one in told.messages(2)},
-                spec=_spec(told),
+                image=container.text(3),
+                runtime=container.message(4).text(1),
+                labels={label.text(1): label.text(2) for label in container.messages(2)},
+                spec=_spec(container),
                 state=state,
                 pid=process.number(3) if process is not None and state in ("running", "paused") else 0,
             )
 
 
-def _spec(told: Message) -> dict[str, Any]:
+def _spec(container: Message) -> dict[str, Any]:
     try:
-        found = json.loads(told.message(5).bytes(2) or b"{}")
+        spec = json.loads(container.message(5).bytes(2) or b"{}")
     except ValueError:  # of a runtime that has its own kind of configuration
         return {}
-    return found if isinstance(found, dict) else {}
+    return spec if isinstance(spec, dict) else {}
 
 
 def _ask(address: str, namespace: str, package: str, service: str) -> Message:

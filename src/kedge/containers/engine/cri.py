@@ -20,6 +20,7 @@ ADDRESSES = (
     "/run/crio/crio.sock",
 )
 _STATES = ("created", "running", "exited", "unknown")
+_STATUS_S = 10.0  # a container that is being created waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,6 @@ class Pod:
     namespace: str
     name: str
     uid: str
-    is_ready: bool
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
 
@@ -50,43 +50,42 @@ def find_address(given: str | None = None) -> str:
     for address in ADDRESSES:
         if Path(address).is_socket():
             return address
-    raise NotFound("no engine's socket is at any of the usual places", hint="give it with --address")
+    raise NotFound("no engine socket found at the usual places", hint="give it with --address")
 
 
 def containers(address: str) -> list[PodContainer]:
     """All containers of all pods, in the order of namespaces, pods, names, and their starts."""
     pods = {pod.id: pod for pod in map(_pod, _ask(address, "ListPodSandbox").messages(1))}
-    found = []
-    for one in _ask(address, "ListContainers").messages(1):
-        if (pod := pods.get(one.text(2))) is not None:  # else the pod went away between the two answers
-            name = one.message(3)
-            state = _STATES[min(one.number(6), len(_STATES) - 1)]
-            found.append(PodContainer(one.text(1), name.text(1), state, name.number(2), one.message(4).text(1), pod))
-    return sorted(found, key=lambda one: (one.pod.namespace, one.pod.name, one.name, one.attempt))
+    listed = []
+    for answer in _ask(address, "ListContainers").messages(1):
+        if (pod := pods.get(answer.text(2))) is not None:  # else the pod went away between the two answers
+            name, image = answer.message(3), answer.message(4).text(1)
+            state = _STATES[min(answer.number(6), len(_STATES) - 1)]
+            listed.append(PodContainer(answer.text(1), name.text(1), state, name.number(2), image, pod))
+    return sorted(listed, key=lambda c: (c.pod.namespace, c.pod.name, c.name, c.attempt))
 
 
-def pod(address: str, sandbox: str, timeout_s: float = 10) -> Pod:
+def pod(address: str, sandbox: str) -> Pod:
     """One pod by the ID of its sandbox."""
-    told = _ask(address, "PodSandboxStatus", encode([(1, sandbox)]), timeout_s).message(1)
-    return _pod(told, labels=7, annotations=8)
+    answer = _ask(address, "PodSandboxStatus", encode([(1, sandbox)]), _STATUS_S)
+    return _pod(answer.message(1), labels=7, annotations=8)
 
 
 def _ask(address: str, method: str, request: bytes = b"", timeout_s: float = 60) -> Message:
     return call(address, f"/runtime.v1.RuntimeService/{method}", request, timeout_s=timeout_s)
 
 
-def _pod(told: Message, labels: int = 5, annotations: int = 6) -> Pod:
-    name = told.message(2)
+def _pod(answer: Message, labels: int = 5, annotations: int = 6) -> Pod:
+    name = answer.message(2)
     return Pod(
-        id=told.text(1),
+        id=answer.text(1),
         namespace=name.text(3),
         name=name.text(1),
         uid=name.text(2),
-        is_ready=told.number(3) == 0,
-        labels=_map(told, labels),
-        annotations=_map(told, annotations),
+        labels=_map(answer, labels),
+        annotations=_map(answer, annotations),
     )
 
 
-def _map(told: Message, field: int) -> dict[str, str]:
-    return {one.text(1): one.text(2) for one in told.messages(field)}
+def _map(answer: Message, field: int) -> dict[str, str]:
+    return {entry.text(1): entry.text(2) for entry in answer.messages(field)}

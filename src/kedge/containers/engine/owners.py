@@ -24,9 +24,8 @@ from kedge.errors import Unavailable
 _CRIO = "/run/crio/crio.sock"
 _JOB = ("batch.kubernetes.io/job-name", "job-name")
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_REVISION = (
-    "pod-template-hash"  # of a Deployment's ReplicaSet, whose pods are called <deployment>-<hash>-<5 characters>
-)
+# Of a Deployment's ReplicaSet, whose pods are called <deployment>-<hash>-<5 characters>.
+_REVISION = "pod-template-hash"
 
 
 def owner_of(pod: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
@@ -35,9 +34,9 @@ def owner_of(pod: str, labels: Mapping[str, str], annotations: Mapping[str, str]
         index = labels.get(_INDEX) or annotations.get(_INDEX)
         return f"job:{job}-{index}" if index else f"job:{job}"
     if revision := labels.get(_REVISION):
-        found = re.fullmatch(rf"(.+)-{re.escape(revision)}-[a-z0-9]{{5}}", pod)
-        if found is not None:
-            return f"deployment:{found[1]}"
+        name = re.fullmatch(rf"(.+)-{re.escape(revision)}-[a-z0-9]{{5}}", pod)
+        if name is not None:
+            return f"deployment:{name[1]}"
     return pod
 
 
@@ -47,14 +46,14 @@ def owner_of_container(notes: Mapping[str, str]) -> str:
 
     if not notes.get(SANDBOX) or not has_made_up_name(notes[POD[1]]):
         return notes[POD[1]]
-    found = pod(engine_address(), notes[SANDBOX])
-    return owner_of(found.name, found.labels, found.annotations)
+    own = pod(engine_address(), notes[SANDBOX])
+    return owner_of(own.name, own.labels, own.annotations)
 
 
 def engine_address() -> str:
     """The socket of the engine that called us: shims get it in their environment, or as an argument."""
-    if found := os.environ.get("GRPC_ADDRESS") or os.environ.get("CONTAINERD_ADDRESS"):
-        return found
+    if address := os.environ.get("GRPC_ADDRESS") or os.environ.get("CONTAINERD_ADDRESS"):
+        return address
     words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
     for flag, value in pairwise(words):
         if flag in ("-address", "--address"):

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kedge.containers import programs
 from kedge.containers.programs import find_program
 from kedge.errors import Conflict, NotFound, Validation
 
@@ -24,7 +25,6 @@ ROOTS = {
     "docker": ("/run/docker/runtime-runc/*",),
 }
 _HINT = "runc list, ctr task list or podman ps show IDs"
-_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def find_container(name: str, engine: str | None = None, root: str | None = None
         raise NotFound(f"there is no container {name}{where}", hint=_HINT)
     if len({(folder, identity) for _, folder, identity in exact}) > 1:
         shown = ", ".join(f"{identity} in {folder}" for _, folder, identity in exact[:5])
-        raise Conflict(f"{name} means several containers: {shown}", hint="give the whole ID, and --root")
+        raise Conflict(f"{name} matches several containers: {shown}", hint="give the whole ID, and --root")
     found_engine, folder, identity = exact[0]
     return look_up(identity, found_engine, folder)
 
@@ -97,14 +97,7 @@ def ask(program: str, root: str, *arguments: str) -> dict[str, Any]:
 
 
 def run(program: str, root: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, "--root", root, *arguments],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    return programs.run([program, "--root", root, *arguments])
 
 
 def read_spec(bundle: Path) -> dict[str, Any]:
@@ -121,8 +114,8 @@ def read_spec(bundle: Path) -> dict[str, Any]:
 
 @cache
 def runtime_version(program: str) -> str:
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    return done.stdout.splitlines()[0].strip() if done.stdout else ""
+    lines = programs.run([program, "--version"]).stdout.splitlines()
+    return lines[0].strip() if lines else ""
 
 
 def _roots(engine: str | None, root: str | None) -> list[tuple[str, str]]:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
+from kedge.containers.pids import read_text
 from kedge.errors import GpuFailed, Validation
 
 LOCK_TIMEOUT_MS = 10_000
@@ -66,9 +66,9 @@ class Driver:
 
     def state(self, pid: int) -> State | None:
         """None for a process that has nothing to do with a GPU."""
-        found = ctypes.c_int()
-        code = self._library.cuCheckpointProcessGetState(pid, ctypes.byref(found))
-        return State(found.value) if code == 0 else None
+        state = ctypes.c_int()
+        code = self._library.cuCheckpointProcessGetState(pid, ctypes.byref(state))
+        return State(state.value) if code == 0 else None
 
     def lock(self, pid: int) -> None:
         arguments = _LockArguments(timeout_ms=LOCK_TIMEOUT_MS)
@@ -94,14 +94,14 @@ class Driver:
         count = ctypes.c_int()
         if self._library.cuDeviceGetCount(ctypes.byref(count)):
             return []
-        found = []
+        devices = []
         for number in range(count.value):
             handle, uuid, name = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(128)
             self._library.cuDeviceGet(ctypes.byref(handle), number)
             if self._library.cuDeviceGetUuid_v2(ctypes.byref(uuid), handle) == 0:
                 self._library.cuDeviceGetName(name, len(name), handle)
-                found.append(Device(_text_of(bytes(uuid)), name.value.decode(errors="replace")))
-        return found
+                devices.append(Device(_text_of(bytes(uuid)), name.value.decode(errors="replace")))
+        return devices
 
     def _call(self, name: str, pid: int, arguments: Any) -> None:
         code = getattr(self._library, name)(pid, arguments)
@@ -152,10 +152,7 @@ def driver() -> Driver:
 
 def uses_cuda(pid: int) -> bool:
     """Whether a process has the driver's library loaded; it may still have no context."""
-    try:
-        return "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return False
+    return "libcuda.so" in read_text(f"/proc/{pid}/maps")
 
 
 def holders(pids: Sequence[int]) -> list[int]:

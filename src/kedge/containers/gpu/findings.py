@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kedge.containers.doctor import Finding
+from kedge.containers.findings import Finding
 from kedge.errors import GpuFailed, Validation
 
 from .cuda import State, driver, uses_cuda

@@ -25,7 +25,9 @@ from typing import Any
 from kedge.blobs.group_files import make_own_folder
 from kedge.containers.attempts import state_directory
 from kedge.containers.companions import Phases
-from kedge.errors import Conflict, GpuFailed, NotFound, Validation, storage_error
+from kedge.containers.pids import list_names, read_link, read_text
+from kedge.errors import Conflict, GpuFailed, NotFound, Validation, storage_errors
+from kedge.store.lease import started
 
 from .cuda import Device, State, driver, holders
 
@@ -85,7 +87,7 @@ class GpuMemory:
             self._undo()
             raise
 
-    def after_dump(self, pids: Sequence[int], phases: Phases, *, is_running: bool) -> None:
+    def after_dump(self, phases: Phases, *, is_running: bool) -> None:
         if is_running and self._paused:
             with phases.phase("gpu back"):
                 self._undo()
@@ -181,14 +183,8 @@ def mapping_for(saved: Mapping[str, Any], here: Sequence[Device], *, can_remap: 
 
 def _used(pids: Sequence[int], devices: Sequence[Device]) -> set[str]:
     """The UUIDs of the GPUs these processes have open; all of them where the system does not tell."""
-    minors = set()
-    for pid in pids:
-        with suppress(OSError):
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    target = os.readlink(f"/proc/{pid}/fd/{number}")
-                    if _USED.fullmatch(target):
-                        minors.add(target.removeprefix("/dev/nvidia"))
+    open_files = {read_link(f"/proc/{pid}/fd/{number}") for pid in pids for number in list_names(f"/proc/{pid}/fd")}
+    minors = {path.removeprefix("/dev/nvidia") for path in open_files if _USED.fullmatch(path)}
     by_minor = _minors()
     uuids = {by_minor[minor] for minor in minors if minor in by_minor}
     return uuids or {device.uuid for device in devices}
@@ -198,12 +194,11 @@ def _minors() -> dict[str, str]:
     """{minor number: UUID} as the kernel's part of the driver tells it."""
     uuid_of = {}
     for path in Path("/proc/driver/nvidia/gpus").glob("*/information"):
-        with suppress(OSError):
-            text = path.read_text(errors="replace")
-            uuid = re.search(r"GPU UUID:\s*GPU-([0-9a-fA-F-]{36})", text)
-            minor = re.search(r"Device Minor:\s*(\d+)", text)
-            if uuid and minor:
-                uuid_of[minor[1]] = uuid[1].lower()
+        text = read_text(str(path))
+        uuid = re.search(r"GPU UUID:\s*GPU-([0-9a-fA-F-]{36})", text)
+        minor = re.search(r"Device Minor:\s*(\d+)", text)
+        if uuid and minor:
+            uuid_of[minor[1]] = uuid[1].lower()
     return uuid_of
 
 
@@ -252,14 +247,12 @@ def _notes() -> Path:
 def write_note(pid: int, why: str) -> None:
     """Say that this process is about to be locked, by whom and what for. On disk before the lock is taken."""
     folder = _notes()
-    note = {"pid": pid, "started": _started(pid), "why": why, "by": os.getpid(), "by_started": _started(os.getpid())}
-    try:
+    note = {"pid": pid, "started": started(pid), "why": why, "by": os.getpid(), "by_started": started(os.getpid())}
+    with storage_errors("write", folder / str(pid)):
         make_own_folder(folder)
         draft = folder / f".{pid}"
         draft.write_text(json.dumps(note))
         os.replace(draft, folder / str(pid))
-    except OSError as error:
-        raise storage_error("write", str(folder / str(pid)), error) from error
 
 
 def remove_note(pid: int) -> None:
@@ -279,22 +272,12 @@ def free_forgotten() -> list[int]:
     freed = []
     for note in list(notes()):
         pid = int(note["pid"])
-        if _started(pid) != note["started"]:
+        if started(pid) != note["started"]:
             remove_note(pid)  # the process itself is gone
-        elif _started(int(note["by"])) != note["by_started"] and not _hibernates(note):
-            resume(pid)
-            freed.append(pid)
+        elif started(int(note["by"])) != note["by_started"]:
+            # One that was only locked on the way to hibernation is not where somebody wanted it.
+            hibernates = note["why"] == "hibernate" and driver().state(pid) is State.CHECKPOINTED
+            if not hibernates:
+                resume(pid)
+                freed.append(pid)
     return freed
-
-
-def _hibernates(note: dict[str, Any]) -> bool:
-    """Whether that is where somebody wanted it; one that was only locked on the way there is not."""
-    return bool(note["why"] == "hibernate" and driver().state(int(note["pid"])) is State.CHECKPOINTED)
-
-
-def _started(pid: int) -> str | None:
-    """When a process began, in ticks since boot: its number may be used again, this with it not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None

@@ -119,10 +119,6 @@ class Call:
                 return flag.value is not False
         return False
 
-    def global_words(self) -> list[str]:
-        """The options before the command, to be repeated in another call about the same container."""
-        return [word for flag in self.options for word in flag.words()]
-
     def other(self, command: str, *words: str) -> list[str]:
         """A call of another command for the same container, with the same options before it but the engine's log.
 
@@ -181,12 +177,12 @@ def parse(argv: Sequence[str]) -> Call:
 
 def _known(table: str) -> dict[str, tuple[str, bool]]:
     """Every spelling of the flags of a table: (long name, whether a value follows)."""
-    found = {"help": ("help", False), "h": ("help", False)}
+    spellings = {"help": ("help", False), "h": ("help", False)}
     for word in table.split():
         names = word.removesuffix(":").split("/")
         for name in names:
-            found[name] = (names[0], word.endswith(":"))
-    return found
+            spellings[name] = (names[0], word.endswith(":"))
+    return spellings
 
 
 def _scan(words: Sequence[str], known: dict[str, tuple[str, bool]]) -> tuple[list[Flag], Sequence[str]]:

@@ -59,7 +59,7 @@ class Batch:
         except Exception as error:  # noqa: BLE001 - whatever it is, it was asked to stop, and must
             reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         if not reason:
-            return "kept", ""
+            return "checkpointed", ""
         return "signalled", f"{reason} {signal(container).stderr}".strip()
 
     def _open(self) -> CheckpointManager:

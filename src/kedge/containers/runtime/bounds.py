@@ -7,12 +7,12 @@ KEDGE_NAMESPACE_GENERATIONS of them (a thousand) gets no new workload; those it 
 
 from __future__ import annotations
 
-import os
-
 from kedge.care.retention import RetentionPolicy
 from kedge.containers import snapshot
-from kedge.errors import Conflict, Validation
+from kedge.errors import Conflict
 from kedge.manager import CheckpointManager
+
+from .settings import whole_number
 
 KEEP_LAST = 10
 NAMESPACE_GENERATIONS = 1000
@@ -24,19 +24,12 @@ def keep_within(manager: CheckpointManager, key: str) -> None:
     known = manager.store.job(job)
     namespace, plus, _ = key.partition("+")
     if plus and (known is None or not known.checkpoints):
-        most = _number("KEDGE_NAMESPACE_GENERATIONS", NAMESPACE_GENERATIONS)
-        if sum(found.checkpoints for found in manager.jobs(f"container:{namespace}+")) >= most:
+        most = whole_number("KEDGE_NAMESPACE_GENERATIONS", NAMESPACE_GENERATIONS)
+        if sum(workload.checkpoints for workload in manager.jobs(f"container:{namespace}+")) >= most:
             raise Conflict(
                 f"namespace {namespace} has {most} checkpoints of containers already",
                 hint="delete some: kedge container list, kedge delete; or raise KEDGE_NAMESPACE_GENERATIONS",
             )
-    keep_last = _number("KEDGE_KEEP_LAST", KEEP_LAST)
+    keep_last = whole_number("KEDGE_KEEP_LAST", KEEP_LAST)
     if keep_last and (known is None or known.retention is None):
         manager.set_retention(job, RetentionPolicy(keep_last=keep_last))
-
-
-def _number(name: str, usual: int) -> int:
-    text = os.environ.get(name) or str(usual)
-    if not text.isdecimal():
-        raise Validation(f"{name}={text} is no number", hint=f"use a whole number, such as {usual}")
-    return int(text)

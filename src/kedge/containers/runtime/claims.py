@@ -34,6 +34,7 @@ from typing import Any
 from kedge.containers import snapshot
 from kedge.containers.attempts import is_busy
 from kedge.containers.engine import runc
+from kedge.containers.pids import read_text, stat_of
 from kedge.containers.programs import find_program
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, StorageError, Validation
 from kedge.manager import CheckpointManager
@@ -71,7 +72,9 @@ def take(
     until = undecided_until + wait_s
     while (claim := search.look(is_undecided=time.monotonic() < undecided_until)) is None:
         if time.monotonic() > until:
-            raise Conflict(f"{key} is still being checkpointed or removed", hint="start it again when that is done")
+            raise Conflict(
+                f"workload {key} is still being checkpointed or removed", hint="start it again when that is done"
+            )
         time.sleep(0.1)
     return claim
 
@@ -105,7 +108,7 @@ class _Search:
                 if self.may_be_next and is_beside and awaited and self._is_empty(job):
                     return None
                 try:
-                    claim = _take(self.manager, job, _holder(self.container), _claim_s())
+                    claim = _take(self.manager, job, _holder(self.container), _seconds("KEDGE_CLAIM_S", CLAIM_S))
                 except LeaseHeld as error:
                     who = error.holder
                 else:
@@ -120,9 +123,12 @@ class _Search:
                 return None
             if self.only_first:
                 raise Conflict(
-                    f"{self.key} is alive already, as {who}", hint="stop that one, or use policy fresh or retry"
+                    f"workload {self.key} is already running, as {who}",
+                    hint="stop that one, or use policy fresh or retry",
                 )
-        raise Conflict(f"{self.key} is alive {_MOST} times", hint="give different workloads different keys")
+        raise Conflict(
+            f"workload {self.key} is already running {_MOST} times", hint="give different workloads different keys"
+        )
 
     def _is_empty(self, job: str) -> bool:
         return not self.manager.list(job, limit=1)
@@ -131,10 +137,6 @@ class _Search:
 def undecided_s(wanted_s: float | None) -> float:
     """As its container says, or the machine."""
     return _seconds("KEDGE_WAIT_S", UNDECIDED_S) if wanted_s is None else wanted_s
-
-
-def _claim_s() -> float:
-    return _seconds("KEDGE_CLAIM_S", CLAIM_S)
 
 
 def _seconds(name: str, usual: float) -> float:
@@ -246,11 +248,8 @@ def _has_lost_its_shim(container: Path, pid: object) -> bool:
     """containerd, and so Docker, removes a container whose shim is gone: that was the parent of its first process."""
     if not container.is_relative_to("/run/containerd") and not container.is_relative_to("/run/docker"):
         return False
-    try:
-        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    except OSError:
-        return False
-    return _read(f"/proc/{parent}/comm") != "containerd-shim"
+    fields = stat_of(str(pid))
+    return bool(fields) and _line(f"/proc/{fields[1]}/comm") != "containerd-shim"
 
 
 def marked() -> Iterator[tuple[Path, Mark]]:
@@ -262,20 +261,20 @@ def marked() -> Iterator[tuple[Path, Mark]]:
 
 
 def _holder(container: Path) -> str:
-    machine, boot = _read("/etc/machine-id"), _read("/proc/sys/kernel/random/boot_id")
+    machine, boot = _line("/etc/machine-id"), _line("/proc/sys/kernel/random/boot_id")
     host, pid = socket.gethostname(), os.getpid()
     return f"{container.name} in {container.parent} on {host} [{machine} {boot} {pid} {started(pid)}]"
 
 
 def _is_gone(holder: str) -> bool:
     """Whether who holds a claim surely does not live any more; False when that cannot be known here."""
-    found = _HOLDER.fullmatch(holder)
-    if found is None:
+    parts = _HOLDER.fullmatch(holder)
+    if parts is None:
         return False
-    identity, root, host, machine, boot, pid, began = found.groups()
-    if (host, machine) != (socket.gethostname(), _read("/etc/machine-id")):
+    identity, root, host, machine, boot, pid, began = parts.groups()
+    if (host, machine) != (socket.gethostname(), _line("/etc/machine-id")):
         return False
-    if boot != _read("/proc/sys/kernel/random/boot_id"):
+    if boot != _line("/proc/sys/kernel/random/boot_id"):
         return bool(machine)  # this machine has been started again since
     is_being_created = str(started(int(pid))) == began
     return not is_being_created and not _state(Path(root, identity))
@@ -293,8 +292,5 @@ def _state(container: Path) -> dict[str, Any]:
     return {} if state.get("status") == "stopped" else state
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+def _line(path: str) -> str:
+    return read_text(path).strip()

@@ -81,8 +81,9 @@ def _create(container: CalledContainer, wish: Wish, bundle: Bundle) -> int | Non
             raise
     if restored is None:
         return None
-    container.write(replace(mark, restored=restored.checkpoint.id))
-    restored.guard.keep()
+    checkpoint, guard = restored
+    container.write(replace(mark, restored=checkpoint.id))
+    guard.keep()
     return 0
 
 
@@ -152,22 +153,17 @@ def _import(container: CalledContainer, manager: CheckpointManager, wish: Wish, 
         container.log(f"kedge: the newest checkpoint is used: {error}", level="warning")
 
 
-@dataclass(frozen=True, slots=True)
-class _Restored:
-    """A container that was restored, and that its engine does not know of yet."""
-
-    checkpoint: Checkpoint
-    guard: Guard
-
-
 def _restore_first(
     container: CalledContainer,
     manager: CheckpointManager,
     wish: Wish,
     checkpoints: Sequence[Checkpoint],
     bundle: Bundle,
-) -> _Restored | None:
-    """Restore the first of these that can be; None when it is to start anew."""
+) -> tuple[Checkpoint, Guard] | None:
+    """Restore the first of these that can be; None when it is to start anew.
+
+    Until the guard is told to keep it, because its engine knows of it, the container goes if we are killed.
+    """
     keeps_tcp = settings.chosen(wish.tcp, "KEDGE_TCP", ("close", "keep")) == "keep"
     for number, checkpoint in enumerate(checkpoints):
         for left in reversed(range(wish.tries)):
@@ -186,7 +182,7 @@ def _restore_first(
                 if is_damaged:
                     break  # it stays so
             else:
-                return _Restored(checkpoint, target.guard)
+                return checkpoint, target.guard
     return None
 
 

@@ -24,14 +24,10 @@ CRASH_S = 10.0  # one that ends this soon after it was restored, by itself, is n
 
 def delete(container: CalledContainer) -> int | None:
     with urgent():  # see _delete_orphan
-        _wait_for_orphans(container)
+        # What a killed call had started: a restore whose processes are killed half-way hangs.
+        with suppress(Conflict), only_one(container.root, container.id, wait_s=ORPHAN_S):
+            pass
         return _delete_orphan(container) if _has_lost_its_shim(container) else _delete(container)
-
-
-def _wait_for_orphans(container: CalledContainer) -> None:
-    """What a killed call had started: a restore whose processes are killed half-way hangs."""
-    with suppress(Conflict), only_one(container.root, container.id, wait_s=ORPHAN_S):
-        pass
 
 
 def _delete(container: CalledContainer) -> int:

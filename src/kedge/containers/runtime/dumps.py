@@ -67,9 +67,9 @@ def import_dump(
     """Import what lies there as a generation of `key`, unless that was done before; answers its checkpoint."""
     work = state_directory()
     make_own_folder(work)
-    with opened(path, namespace) as found:
-        if os.path.isfile(f"{found}/inventory.img"):
-            done = importer.import_images(manager, found, key=key, spec=spec, work=work, lease=lease)
+    with opened(path, namespace) as place:
+        if os.path.isfile(f"{place}/inventory.img"):
+            done = importer.import_images(manager, place, key=key, spec=spec, work=work, lease=lease)
         else:
-            done = importer.import_archive(manager, found, key=key, work=work, lease=lease)
+            done = importer.import_archive(manager, place, key=key, work=work, lease=lease)
     return done.checkpoint.id

@@ -184,5 +184,5 @@ def _read_spec(json: Connection, text: str) -> dict[str, object]:
 def _to_json(json: Connection, value: object) -> str:
     """As Python's json would: the front looks for `"restored": null`."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_to_json(json, name)}: {_to_json(json, one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_to_json(json, name)}: {_to_json(json, item)}" for name, item in value.items()) + "}"
     return str(json.execute("SELECT json_quote(?)", (value,)).fetchone()[0])

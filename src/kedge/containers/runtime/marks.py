@@ -29,16 +29,13 @@ class Mark:
 
     wish: Wish  # what it asked for
     bundle: str = ""
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what its engine said about the store, so that others use the same
+    # What its engine said about the store, so that others use the same.
+    environment: Mapping[str, str] = field(default_factory=dict)
     claim: Lease | None = None  # on its key (claims); none yet where no checkpoint had that key before
     restored: str | None = None  # the checkpoint that it was restored from; None if it started anew
     started: float | None = None
     killed: bool = False  # whether it was signalled
-    ending: float | None = (
-        None  # since when it is being checkpointed for good: if runc does not know it any more, it was
-    )
+    ending: float | None = None  # since when it is being checkpointed for good: if runc has forgotten it, it was
     ended: float | None = None  # when it was checkpointed, and so ended
 
     @property

@@ -46,6 +46,7 @@ _OF_CRIO = {
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _PLAIN = _LETTERS | set("._-")
 _DRAWN = frozenset("bcdfghjklmnpqrstvwxz2456789")
+_YES = ("1", "yes", "true", "on")
 _MOST_WAIT_S = 60  # a kubelet gives up after two minutes
 _KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after it
 
@@ -112,7 +113,7 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
         return note_value or next((value for name in names if (value := environment.get(name) or notes.get(name))), "")
 
     restore = asked("restore", "KEDGE_RESTORE", "RESTORE_FROM", "kybernate.io/restore-from")
-    is_kept = _is_yes(asked("checkpoint", "KEDGE_CHECKPOINT", "ARCH_ENABLE"))
+    is_kept = asked("checkpoint", "KEDGE_CHECKPOINT", "ARCH_ENABLE").strip().lower() in _YES
     if not is_kept and restore in ("", "no"):
         return None
     if notes.get(_TYPE) == "sandbox":
@@ -173,7 +174,7 @@ def _wait_s(text: str) -> float | None:
 
 def key_of(notes: Mapping[str, str], given: str = "", owner: Owner | None = None) -> str:
     """The workload, never the container, whose ID changes. In a cluster, no key leads out of its namespace."""
-    space, pod, name = (notes.get(one, "") for one in POD)
+    space, pod, name = (notes.get(annotation, "") for annotation in POD)
     if space and given:
         return _joined([space, given])
     if space and pod and name:
@@ -198,7 +199,7 @@ def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
 def _joined(parts: list[str], unescaped: str = "") -> str:
     """One name of several, whatever is in them: nobody can write one that looks like that of others."""
     escaped = (
-        "".join(one if one in _PLAIN or one in unescaped else f"+{ord(one):02x}" for one in part) for part in parts
+        "".join(char if char in _PLAIN or char in unescaped else f"+{ord(char):02x}" for char in part) for part in parts
     )
     key = "+".join(escaped)
     if len(key) > _KEY_CHARACTERS:
@@ -221,7 +222,3 @@ def _invalid(message: str, *, hint: str) -> Validation:
     from kedge.errors import Validation
 
     return Validation(message, hint=hint)
-
-
-def _is_yes(text: str) -> bool:
-    return text.strip().lower() in ("1", "yes", "true", "on")

@@ -39,8 +39,18 @@ def chosen(asked: str, name: str, choices: tuple[str, ...]) -> str:
     """What a container asked for, else what its machine says in that variable, else the first choice."""
     choice = asked or os.environ.get(name) or choices[0]
     if choice not in choices:
-        raise Validation(f"{name}={choice} means nothing", hint=f"use {' or '.join(choices)}")
+        raise Validation(
+            f"{name} must be {' or '.join(choices)} (got {choice})", hint=f"set {name}={choices[0]}, or leave it out"
+        )
     return choice
+
+
+def whole_number(name: str, usual: int) -> int:
+    """What the machine says in that variable, else the usual."""
+    text = os.environ.get(name) or str(usual)
+    if not text.isdecimal():
+        raise Validation(f"{name}={text} is not a number", hint=f"use a whole number, such as {usual}")
+    return int(text)
 
 
 def adopt() -> dict[str, str]:

@@ -73,7 +73,7 @@ def bring(
 
 def _everything(source: str, options: Options) -> Found:
     if options.form not in FORMATS:
-        raise Validation(f"{options.form!r} is no format", hint=f"use one of: {', '.join(FORMATS)}")
+        raise Validation(f"unknown format: {options.form!r}", hint=f"use one of: {', '.join(FORMATS)}")
     if source.startswith(("postgresql://", "postgres://")):
         yield from _postgres(source, options)
         return

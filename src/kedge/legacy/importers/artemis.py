@@ -7,11 +7,14 @@ old document itself is the state of the run's status record, so that `kedge expo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
-from kedge.model import RunStatus
+from kedge.llm.bills import Bill, Charge
+from kedge.llm.pricing import Tokens
+from kedge.model import CheckpointLevel, RunStatus
+from kedge.pipeline.history import CALLS
 
-from . import artemis_costs
 from .common import (
     Document,
     Draft,
@@ -22,15 +25,19 @@ from .common import (
     Verdict,
     clean,
     digest_of_document,
+    legacy,
     mapping,
     microseconds,
     name_of,
     number,
+    step_of,
     texts,
 )
 from .runs import OldRun, run_key
 
 FORM = "artemis"
+_MACHINE = ":state-machine"  # ends the name of a job beside that of the card: it holds no results
+_CALL = {"model", "tokens_input", "tokens_output", "cost", "stage", "card_id"}
 
 _STATUS = {
     "active": RunStatus.PAUSED,
@@ -45,7 +52,7 @@ _STATUS = {
 
 def kind_of(document: object) -> str | None:
     """Which of the forms a document has."""
-    if artemis_costs.is_costs(document) or artemis_costs.is_machine(document):
+    if _is_costs(document) or _is_machine(document):
         return "costs" if isinstance(document, list) else "machine"
     if isinstance(document, list):
         is_stages = bool(document) and all(
@@ -129,9 +136,9 @@ def _beside(kind: str, document: Any, source: str, options: Options) -> Found:
     if kind == "stages":
         yield from _stage_list(document, source, options)
     elif kind == "costs":
-        yield from (artemis_costs.call(entry, source, options.job_prefix) for entry in document)
+        yield from (_call(entry, source, options.job_prefix) for entry in document)
     else:
-        yield artemis_costs.machine(document, source, options.job_prefix)
+        yield _machine(document, source, options.job_prefix)
 
 
 _RECORDS = ("stage_checkpoints", "stage_results", "results")
@@ -259,3 +266,63 @@ def _end_of(stage: object) -> int:
         if at := microseconds(fields.get(name)):
             return at
     return 0
+
+
+# The files beside the cards: what models cost, and what the state machine watched.
+
+
+def _is_costs(document: object) -> bool:
+    return (
+        isinstance(document, list)
+        and bool(document)
+        and all(isinstance(e, dict) and e.keys() >= _CALL for e in document)
+    )
+
+
+def _is_machine(document: object) -> bool:
+    return isinstance(document, dict) and {"card_id", "state", "stages", "health_status"} <= document.keys()
+
+
+def _call(entry: Document, source: str, prefix: str) -> Draft:
+    """A paid call, in the books of the store: `kedge llm costs` counts it to the card's run and stage."""
+    run, model, stage = (
+        run_key(entry["card_id"], prefix),
+        clean(entry["model"], 200) or "unknown",
+        clean(entry["stage"]),
+    )
+    cost = entry["cost"]
+    is_price = isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < 1e9
+    tokens = Tokens(number(entry["tokens_input"]), number(entry["tokens_output"]))
+    bill = Bill().add(Charge(model, tokens, Decimal(str(cost)) if is_price else None, False, run, stage))
+    key = digest_of_document(entry)
+    return Draft(
+        FORM,
+        source,
+        CALLS,
+        model,
+        {},
+        key=key,
+        created_us=microseconds(entry.get("timestamp")),
+        level=CheckpointLevel.SUBSTEP,
+        tags={"run": run},
+        metadata={
+            "model": model, "run": run, "step": stage, **bill.to_json(),
+            "legacy": legacy(FORM, kind="call", provider=entry.get("provider"), purpose=entry.get("purpose")),
+        },
+        found_by=f"import:{key}",
+    )  # fmt: skip
+
+
+def _machine(document: Document, source: str, prefix: str) -> Draft:
+    """What the state machine had seen, beside the card: a stage that it saw completed has its result there."""
+    at: Any = document.get("timestamp")
+    return Draft(
+        FORM,
+        source,
+        run_key(document["card_id"], prefix)[:108] + _MACHINE,
+        step_of(document["state"], "state"),
+        document,
+        key=digest_of_document(document),
+        created_us=microseconds(at),
+        metadata={"legacy": legacy(FORM, kind="machine", job=document["card_id"], time=at)},
+    )

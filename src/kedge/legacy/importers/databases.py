@@ -108,13 +108,10 @@ def _artemis(db: sqlite3.Connection, tables: set[str], shown: str, options: Opti
             continue
         if stages:
             of_stages = artemis.drafts(stages, "", where, options)
-            yield from (draft for draft in of_stages if state is None or not _is_status(draft))
+            # What the card's own state says of the run comes below.
+            yield from (d for d in of_stages if state is None or getattr(d, "tags", {}).get("kind") != "run")
         if state is not None:
             yield from artemis.drafts({"stage_results": {}} | state, "", where, options)
-
-
-def _is_status(draft: object) -> bool:
-    return getattr(draft, "tags", {}).get("kind") == "run"
 
 
 def _document(row: sqlite3.Row) -> Document:
@@ -137,7 +134,7 @@ def open_postgres(url: str) -> Iterator[Any]:
     try:
         import psycopg
     except ModuleNotFoundError as error:
-        raise NotFound("this needs psycopg", hint=install_hint("postgres")) from error
+        raise NotFound("importing from PostgreSQL needs psycopg", hint=install_hint("postgres")) from error
     try:
         with psycopg.connect(url, row_factory=psycopg.rows.dict_row) as db:
             db.read_only = True

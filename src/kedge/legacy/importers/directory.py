@@ -104,14 +104,19 @@ def _read_folder(listing: Listing, options: Options, pickles: Pickles) -> Found:
         if entry.name.endswith(("-wal", "-shm")) and entry.name[:-4] in listing.files:
             continue  # read with their database
         yield from _sort(entry, folder, options, pickles)
-    yield from _stages(listing, folder, options)
+    stages: list[tuple[Document, str]] = []
     for paper in sorted(folder.papers, key=lambda p: p.order):
         try:
             document = paper.read()
         except Unreadable as error:
             yield Finding(Verdict.SKIPPED, paper.entry.shown, f"it changed meanwhile: {error.reason}")
             continue
-        yield from _drafts_of(paper, document, listing, options)
+        if paper.form == geo_stages.FORM:
+            stages.append((document, paper.entry.shown))
+        else:
+            yield from _drafts_of(paper, document, listing, options)
+    cut = frozenset(paper.entry.shown for paper in folder.papers if paper.cut is not None)
+    yield from geo_stages.drafts(stages, listing.path, options, cut)
     yield from geo_tiles.drafts(folder.pickles, options)
 
 
@@ -121,19 +126,6 @@ def _is_core(entry: Entry) -> bool:
     except Unreadable:
         return False
     return geo_core.is_metadata(document) or geo_core.is_registry(document)
-
-
-def _stages(listing: Listing, folder: Sorted, options: Options) -> Found:
-    stages = [paper for paper in folder.papers if paper.form == geo_stages.FORM]
-    folder.papers = [paper for paper in folder.papers if paper.form != geo_stages.FORM]
-    documents = []
-    for paper in stages:
-        try:
-            documents.append((paper.read(), paper.entry.shown))
-        except Unreadable as error:
-            yield Finding(Verdict.SKIPPED, paper.entry.shown, f"it changed meanwhile: {error.reason}")
-    cut = frozenset(paper.entry.shown for paper in stages if paper.cut is not None)
-    yield from geo_stages.drafts(documents, listing.path, options, cut)
 
 
 def _drafts_of(paper: Paper, document: Any, listing: Listing, options: Options) -> Found:
@@ -195,7 +187,7 @@ def _sort_json(entry: Entry, data: bytes, folder: Sorted, options: Options) -> F
         cut = problem.salvaged
         document = cut.value
         if options.is_watching and time.time() - os.path.getmtime(entry.path) < SETTLED_S:
-            yield Finding(Verdict.SKIPPED, entry.shown, "it may just be written; the next look will tell")
+            yield Finding(Verdict.SKIPPED, entry.shown, "it may still be written to; the next round decides")
             return
         if not document or (options.form != PLAIN and form_of(document, "auto") is None):
             yield Finding(Verdict.CORRUPTED, entry.shown, f"{problem.reason}; nothing of it can be used")

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from kedge.errors import Validation
+from kedge.legacy.artemis_models import CheckpointStatus, PipelineCheckpoint, StageCheckpoint
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, RunStatus
 from kedge.pipeline.owner import newest_status
@@ -128,26 +129,9 @@ def _base(manager: CheckpointManager, job: str, view: View) -> tuple[Document, i
         if old.get("kind") == "card":
             return view(record), record.seq
     first = manager.list(job, after=0, limit=1)[0]
-    return {
-        "checkpoint_id": f"checkpoint-{card}-{int(first.created_at.timestamp())}",
-        "card_id": card,
-        "status": "active",
-        "created_at": _local(first.created_at),
-        "updated_at": _local(first.created_at),
-        "completed_stages": [],
-        "failed_stages": [],
-        "skipped_stages": [],
-        "current_stage": None,
-        "stage_checkpoints": {},
-        "execution_context": {},
-        "total_stages": 0,
-        "stages_completed": 0,
-        "total_duration_seconds": 0.0,
-        "estimated_remaining_seconds": 0.0,
-        "resume_count": 0,
-        "last_resume_time": None,
-        "metadata": {},
-    }, 0
+    began = _local(first.created_at)
+    own_id = f"checkpoint-{card}-{int(first.created_at.timestamp())}"
+    return PipelineCheckpoint(own_id, card, CheckpointStatus.ACTIVE, began, began).to_dict(), 0
 
 
 def _stage(checkpoint: Checkpoint, name: str, state: Document) -> Document:
@@ -159,19 +143,16 @@ def _stage(checkpoint: Checkpoint, name: str, state: Document) -> Document:
     took = float(seconds) if isinstance(seconds, int | float) else 0.0
     result = state.get("result")
     is_done = about.get("kind") == "step"
-    return {
-        "stage_name": name,
-        "status": "completed" if is_done else "failed",
-        "start_time": _local(checkpoint.created_at - timedelta(seconds=took)),
-        "end_time": _local(checkpoint.created_at),
-        "duration_seconds": took,
-        "result": result if isinstance(result, dict) or result is None else {"result": result},
-        "artifacts": [],
-        "llm_responses": [],
-        "error_message": None if is_done else about.get("error"),
-        "retry_count": max(0, int(about.get("attempts") or 1) - 1),  # type: ignore[call-overload]
-        "metadata": {},
-    }
+    return StageCheckpoint(
+        name,
+        "completed" if is_done else "failed",
+        _local(checkpoint.created_at - timedelta(seconds=took)),
+        _local(checkpoint.created_at),
+        took,
+        result=result if isinstance(result, dict) or result is None else {"result": result},
+        error_message=None if is_done else about.get("error"),  # type: ignore[arg-type]
+        retry_count=max(0, int(about.get("attempts") or 1) - 1),  # type: ignore[call-overload]
+    ).to_dict()
 
 
 def _add_stage(document: Document, name: str, stage: Document) -> None:
@@ -187,7 +168,7 @@ def _sum_up(document: Document, newest: Checkpoint) -> None:
     done = len(document["completed_stages"])
     document |= {
         "status": _ARTEMIS_STATUS[RunStatus(str(newest.metadata["status"]))],
-        "updated_at": _local(newest.created_at),
+        "updated_at": _local(newest.created_at).isoformat(),
         "current_stage": None,
         "stages_completed": done,
         "total_stages": max(document.get("total_stages") or 0, done),
@@ -195,6 +176,6 @@ def _sum_up(document: Document, newest: Checkpoint) -> None:
     }
 
 
-def _local(at: datetime) -> str:
-    """As artemis wrote times: local, without a zone."""
-    return at.astimezone().replace(tzinfo=None).isoformat()
+def _local(at: datetime) -> datetime:
+    """As artemis has times: local, without a zone."""
+    return at.astimezone().replace(tzinfo=None)

@@ -244,12 +244,13 @@ def _draft(
     processor = details.get("processor")
     is_process = processor is not None and "processor_state" in state
     owner = processor if is_process else extra["job"]
+    done = _items_done(state) if is_process else 0
     draft = Draft(
         MEMORY if is_process else CORE,
         shown,
         name_of(owner, most=118, prefix=options.job_prefix),
         step_of(details.get("phase") or processor or _ID_TAIL.sub("", old_id)),
-        _process_state(state) if is_process else state,
+        {"state": state, "progress": {"items_done": done, "items_total": None}} if is_process else state,
         key=digest(f"{old_id}\0{content}\0{about.get('timestamp')}"),
         id=name_of(old_id),
         created_us=extra.get("created_us") or microseconds(about.get("timestamp")),
@@ -265,13 +266,8 @@ def _draft(
         status=CheckpointStatus.ARCHIVED if about.get("status") == "archived" else CheckpointStatus.CREATED,
     )  # fmt: skip
     if is_process:
-        done = _items_done(state)
         draft.metadata |= {"kind": "process", "class": clean(processor), "items_done": done, "items_total": None}
     return draft
-
-
-def _process_state(state: Document) -> Document:
-    return {"state": state, "progress": {"items_done": _items_done(state), "items_total": None}}
 
 
 def _items_done(state: Document) -> int:

@@ -74,7 +74,8 @@ def _tile_job(job: str, values: list[tuple[Document, str]]) -> Found:
     for value, source in values:
         progress = mapping(value.get("tile_progress"))
         new = [tile for tile in dict.fromkeys(_completed(value, progress)) if tile not in done]
-        failed = {tile: _error(progress, tile) for tile in texts(value.get("failed_tiles"))}
+        errors = {tile: mapping(about).get("error_message") for tile, about in progress.items()}
+        failed = {tile: clean(errors.get(tile)) or "it failed" for tile in texts(value.get("failed_tiles"))}
         at = _time(value) or None
         run, facts = OldRun(FORM, source, job), {"time": value.get("timestamp")}
         if new:
@@ -91,10 +92,6 @@ def _tile_job(job: str, values: list[tuple[Document, str]]) -> Found:
 def _completed(value: Document, progress: Document) -> list[str]:
     listed = texts(value.get("completed_tiles"))
     return listed + [tile for tile, about in progress.items() if mapping(about).get("status") == "completed"]
-
-
-def _error(progress: Document, tile: str) -> str:
-    return clean(mapping(progress.get(tile)).get("error_message")) or "it failed"
 
 
 def _chunk(job: str, value: Document, source: str) -> Draft:

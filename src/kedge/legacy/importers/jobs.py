@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
-from kedge.process.workflow import ApprovalStatus, ExecutionState, StepState
+from kedge.process.execution import ApprovalStatus, ExecutionState, Step, StepState
 
 from .common import (
     SALVAGED,
@@ -18,6 +17,7 @@ from .common import (
     Options,
     Verdict,
     clean,
+    digest,
     digest_of_document,
     legacy,
     mapping,
@@ -214,26 +214,22 @@ def _step(entry: Any, place: int, job: str) -> Document:
         known = "pending" if state in ("paused", "pending") else "approved"
     if known == "pending" and state in ("active", "pending"):
         state = "paused"
-    return {
-        "checkpoint_id": hashlib.sha256(f"{job}/{place}".encode("utf-8", "surrogatepass")).hexdigest()[:32],
-        "checkpoint_name": fields.get("checkpoint_name", f"checkpoint {place}"),
-        "agent_id": fields.get("agent_id"),
-        "correlation_id": fields.get("correlation_id"),
-        "state": state,
-        "started_at": fields.get("started_at"),
-        "completed_at": fields.get("completed_at"),
-        "input_data": fields.get("input_data"),
-        "output_data": fields.get("output_data"),
-        "error_details": fields.get("error_details"),
-        "approval_required": is_required,
-        "approval_status": known,
-        "approval_actor": "import" if known in ("approved", "denied") else None,
-        "approval_comment": "",
-        "approval_at": None,
-        "approval_expires_at": None,
-        "on_denied": "fail",
-        "metadata": fields.get("metadata"),
-    }
+    return Step(
+        checkpoint_id=digest(f"{job}/{place}")[:32],
+        checkpoint_name=fields.get("checkpoint_name", f"checkpoint {place}"),
+        agent_id=fields.get("agent_id"),  # type: ignore[arg-type] # old files may lack any of these
+        correlation_id=fields.get("correlation_id"),  # type: ignore[arg-type]
+        state=state,
+        started_at=fields.get("started_at"),  # type: ignore[arg-type]
+        completed_at=fields.get("completed_at"),
+        input_data=fields.get("input_data"),
+        output_data=fields.get("output_data"),
+        error_details=fields.get("error_details"),
+        approval_required=is_required,
+        approval_status=known,
+        approval_actor="import" if known in ("approved", "denied") else None,
+        metadata=fields.get("metadata"),
+    ).document()
 
 
 def _text_in(value: object, kind: type[ExecutionState | StepState], default: str) -> str:

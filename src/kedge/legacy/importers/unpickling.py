@@ -13,7 +13,6 @@ import select
 import subprocess
 import sys
 import time
-from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
 import ormsgpack
@@ -161,9 +160,7 @@ class Pickles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -15,15 +15,14 @@ import pytest
 import zstandard
 
 import kedge
-from kedge.cli.commands.container.export import export_command
-from kedge.cli.commands.container.import_ import import_command
-from kedge.cli.commands.container.inspect import inspect_command
+from kedge.cli.commands.container_archives import export_command, import_command, inspect_command
 from kedge.containers import snapshot
 from kedge.containers.archive import oci
 from kedge.containers.archive.export import export
 from kedge.containers.archive.importer import import_archive
-from kedge.containers.archive.layout import FORMATS, unpack
+from kedge.containers.archive.layout import FORMATS
 from kedge.containers.archive.tar import Member
+from kedge.containers.archive.unpack import unpack
 from kedge.containers.inspection import inspect_archive, inspect_stored
 from kedge.containers.protobuf import encode
 from kedge.errors import Conflict, Validation

@@ -15,14 +15,14 @@ import kedge
 from kedge.containers.criu import images
 from kedge.containers.criu.image_files import StoredImages
 from kedge.containers.criu.images import (  # fmt: skip
+    check_inventory,
     command_line,
     environment,
-    inventory,
     pagemap,
     processes,
     statistics,
 )
-from kedge.containers.protobuf import Message, NotAMessage, encode, signed
+from kedge.containers.protobuf import Message, NotAMessage, encode
 from kedge.errors import CheckpointError, Corrupted, NotFound
 from tests.unit.containers.criu_writer import image, write_dump
 
@@ -34,12 +34,11 @@ def dump(tmp_path: Path) -> Path:
 
 
 def test_what_a_dump_says(dump: Path) -> None:
-    assert inventory(dump).lsm == "apparmor"
+    check_inventory(dump)
     first, second = processes(dump)
-    assert (first.pid, first.parent, first.name, first.state, first.architecture) == (1, 0, "init", "running", "x86_64")
+    assert (first.pid, first.parent, first.name, first.state) == (1, 0, "init", "running")
     assert (second.pid, second.parent, second.name) == (7, 1, "worker")
     assert first.memory_bytes == 8192
-    assert first.mapped_bytes == 0x3000
     assert first.executable == "/usr/bin/app"
     assert [(file.fd, file.kind, file.name, file.detail) for file in first.files] == [
         (0, "file", "/data/log", ""),
@@ -49,7 +48,6 @@ def test_what_a_dump_says(dump: Path) -> None:
         (6, "pipe", "", ""),
     ]
     assert first.files[0].is_writable
-    assert first.files[0].position == 42
     assert command_line(dump, 7) == ("worker", "--flag")
     assert environment(dump, 1) == {"TOKEN": "secret", "LANG": "C"}
 
@@ -59,15 +57,14 @@ def test_memory_as_windows_of_addresses(dump: Path) -> None:
     assert (found.name, found.pages_file, found.stored_bytes) == ("1", "pages-1.img", 8192)
     here, elsewhere, lazy = found.windows
     assert (here.address, here.size_bytes, here.offset) == (0x1000, 4096, 0)
-    assert (elsewhere.offset, elsewhere.is_in_parent) == (None, True)
-    assert (lazy.offset, lazy.is_lazy) == (4096, True)
+    assert (elsewhere.offset, lazy.offset) == (None, 4096)
 
 
 def test_the_flags_of_older_images(tmp_path: Path) -> None:
     rows = [[(1, 3)], [(1, 0x1000), (2, 2)], [(1, 0x9000), (2, 1), (3, 1)]]
     (tmp_path / "pagemap-5.img").write_bytes(image("pagemap", rows)[4:])  # without the common magic number
     here, parent = pagemap(tmp_path)[0].windows
-    assert (here.offset, here.size_bytes, parent.is_in_parent) == (0, 8192, True)
+    assert (here.offset, here.size_bytes, parent.offset) == (0, 8192, None)
 
 
 def test_files_of_an_older_criu(dump: Path) -> None:
@@ -78,8 +75,8 @@ def test_files_of_an_older_criu(dump: Path) -> None:
 
 
 def test_criu_figures(dump: Path) -> None:
-    found = statistics(dump)
-    assert (found.kind, found.values["frozen_us"], found.values["pages_written"]) == ("dump", 250, 2)
+    figures = statistics(dump)
+    assert (figures["frozen_us"], figures["pages_written"]) == (250, 2)
 
 
 def test_the_same_out_of_a_store(dump: Path, tmp_path: Path) -> None:
@@ -98,7 +95,7 @@ def test_the_same_out_of_a_store(dump: Path, tmp_path: Path) -> None:
 
 def test_a_directory_without_a_dump(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no dump"):
-        inventory(tmp_path)
+        check_inventory(tmp_path)
     with pytest.raises(NotFound):
         processes(tmp_path / "absent")
 
@@ -164,7 +161,7 @@ def test_damage_anywhere_is_typed_and_never_more(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(1, 4))):
             whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
         victim.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
-        for read in (inventory, processes, pagemap, statistics, lambda d: environment(d, 1)):
+        for read in (check_inventory, processes, pagemap, statistics, lambda d: environment(d, 1)):
             with contextlib.suppress(CheckpointError):
                 read(directory)
 
@@ -189,9 +186,8 @@ def test_any_bytes_are_a_message_or_not(data: bytes) -> None:
         pass
 
 
-def test_numbers_packed_and_signed() -> None:
+def test_numbers_packed_or_not() -> None:
     assert Message(encode([(5, b"\x01\x96\x01"), (5, 3)])).numbers(5) == [1, 150, 3]
-    assert [signed(value) for value in (0, 1, 2, 3)] == [0, -1, 1, -2]
 
 
 # A real one.
@@ -239,10 +235,10 @@ def test_what_a_real_criu_wrote(tmp_path: Path) -> None:
     assert Path(first.executable).name.startswith("python")
     named = {file.name: file for file in first.files}
     assert named[f"@kedge-images-{os.getpid()}"].detail == "stream listening"
-    assert named[str(tmp_path / "log")].position == 7
+    assert named[str(tmp_path / "log")].is_writable
     assert command_line(target, first.pid)[3:] == (str(os.getpid()), str(tmp_path / "log"))
     assert environment(target, first.pid) == {"COLOUR": "green"}
     assert sum(found.stored_bytes for found in pagemap(target)) == sum(
         path.stat().st_size for path in target.glob("pages-*.img")
     )
-    assert statistics(target).values["pages_written"] > 256
+    assert statistics(target)["pages_written"] > 256

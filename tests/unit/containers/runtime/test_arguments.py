@@ -106,7 +106,8 @@ def test_every_spelling_of_every_flag_comes_back(data: st.DataObject, command: s
     assert [*call.options] == [flag for _, flag in before]
     assert [*call.flags] == [flag for _, flag in flags]
     assert call.arguments == (name, *rest)
-    again = parse([*call.global_words(), call.command, *(w for f in call.flags for w in f.words()), *call.arguments])
+    words = [word for flag in (*call.options, *call.flags) for word in flag.words()]
+    again = parse([*words[: len(call.options)], call.command, *words[len(call.options) :], *call.arguments])
     assert (again.options, again.flags, again.arguments) == (call.options, call.flags, call.arguments)
 
 

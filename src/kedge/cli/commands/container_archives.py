@@ -1,4 +1,4 @@
-"""`kedge container inspect`: what is in a checkpoint, or in an archive of any engine."""
+"""`kedge container inspect`, `export` and `import`: what is in a checkpoint, and archives of other engines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kedge.errors import NotFound, Validation
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import count_of, safe, size, style
 
-from .import_ import MAX_BYTES
-
 if TYPE_CHECKING:
     from kedge.containers.criu.images import Process
     from kedge.containers.inspection import Inspection
 
-_SHOWN_CHANGES = 20
+_FORMATS = ("podman", "cri", "containerd", "oci")
+_MAX_BYTES = 1 << 36
+_SHOWN = 20  # of changed files, and of what was left out
 _ARCHIVE = re.compile(r"/|\.(tar(\.\w+)?|tgz)$")
 
 
@@ -35,7 +35,7 @@ _ARCHIVE = re.compile(r"/|\.(tar(\.\w+)?|tgz)$")
 @click.option("--env", "with_environment", is_flag=True, help="Show the names of environment variables.")
 @click.option("--reveal", is_flag=True, help="Show their values too, which are often secrets.")
 @click.option("--changes", "all_changes", is_flag=True, help="Show all changed files.")
-@click.option("--max-bytes", type=Number(1), default=MAX_BYTES, help="Refuse larger archives.  [default: 64 GiB]")
+@click.option("--max-bytes", type=Number(1), default=_MAX_BYTES, help="Refuse larger archives.  [default: 64 GiB]")
 def inspect_command(
     session: Session,
     source: str,
@@ -45,9 +45,10 @@ def inspect_command(
     all_changes: bool,
     max_bytes: int,
 ) -> None:
-    """Show the contents of an archive of any engine, or of a checkpoint: processes, memory, sockets, files, times.
+    """Show what is in a checkpoint, or in an archive.
 
-    A name without "/" that does not end like an archive (.tar, .tar.zst, .tgz) is looked up in the store first.
+    Shows processes, memory, sockets, files and times, also of archives of other engines. A name without "/" that does
+    not end like an archive (.tar, .tar.zst, .tgz) is looked up in the store first.
     """
     from kedge.containers.archive.tar import Limits
     from kedge.containers.inspection import inspect_archive
@@ -67,7 +68,7 @@ def inspect_command(
         _print_tree(content)
     else:
         print_table(_columns(content), content.processes)
-    _print_changes(content, None if all_changes else _SHOWN_CHANGES)
+    _print_changes(content, None if all_changes else _SHOWN)
     if with_environment or reveal:
         click.echo()
         print_facts(sorted(content.environment.items()))
@@ -90,7 +91,7 @@ def _stored(session: Session, name: str, reveal: bool, *, is_needed: bool) -> In
 
 
 def _facts(content: Inspection) -> list[tuple[str, str]]:
-    config, figures = content.config, content.statistics.values if content.statistics is not None else {}
+    config, figures = content.config, content.statistics or {}
     pages = f"{size(content.pages_bytes)} of memory" if content.pages_bytes else ""
     times = [
         f"{what} {figures[key] / 1000:.1f} ms"
@@ -177,7 +178,7 @@ def _document(content: Inspection, with_environment: bool) -> dict[str, object]:
             "pages_bytes": content.pages_bytes,
             "rootfs_bytes": content.rootfs_bytes,
         },
-        "statistics": None if content.statistics is None else dict(content.statistics.values),
+        "statistics": None if content.statistics is None else dict(content.statistics),
         "processes": [_process_document(content, process) for process in content.processes],
         "mounts": [{"destination": place, "type": kind, "source": origin} for place, kind, origin in content.mounts],
         "changes": [{"path": path, "kind": kind} for path, kind in content.changes],
@@ -205,3 +206,81 @@ def _process_document(content: Inspection, process: Process) -> dict[str, object
         "files": files(is_socket=False),
         "sockets": files(is_socket=True),
     }
+
+
+@store_command("export", json_keys='{"id": …, "path": …, "format": …, "size_bytes": …}')
+@click.argument("checkpoint", metavar="ID|KEY")
+@click.argument("path", type=click.Path())
+@click.option("--format", "format_", type=click.Choice(_FORMATS), required=True, help="The format of the archive.")
+@click.option(
+    "--compress",
+    type=click.Choice(("none", "gzip", "zstd")),
+    help="How to compress it.  [default: as that engine does]",
+)
+@click.option("--force", is_flag=True, help="Replace PATH if it exists.")
+def export_command(
+    session: Session, checkpoint: str, path: str, format_: str, compress: str | None, force: bool
+) -> None:
+    """Write a checkpoint as an archive for another engine.
+
+    podman restores only containers that came from podman, because the archive must hold podman's own configuration.
+    checkpointctl reads the archives of all containers.
+    """
+    from kedge.containers import snapshot
+    from kedge.containers.archive.export import export
+
+    with session.of_memory().open() as manager:
+        source = snapshot.find(manager, "container", checkpoint)
+        stored, content = snapshot.load(manager, source.id)
+        written = export(stored, content, path, format=format_, compression=compress, overwrite=force)
+    session.answer(
+        {"id": source.id, "path": os.path.abspath(path), "format": format_, "size_bytes": written},
+        f"wrote {safe(path)}: {size(written)}, {format_}, from {source.id}",
+    )
+    if content.volumes:
+        left = safe(", ".join(sorted(content.volumes)))
+        click.echo(f"volumes left out, because this format cannot hold them: {left}", err=True)
+
+
+@store_command(
+    "import", json_keys='{"id": …, "job": …, "format": …, "stored_bytes": …, "is_new": bool, "left_out": […]}'
+)
+@click.argument("path", type=click.Path())
+@click.option("--key", metavar="NAME", help="The key of the checkpoint.  [default: its own name]")
+@click.option(
+    "--max-bytes",
+    type=Number(1),
+    default=_MAX_BYTES,
+    help="Refuse archives that are larger than this when unpacked.  [default: 64 GiB]",
+)
+@click.option("--work", type=click.Path(), help="Where to unpack.  [default: $TMPDIR]")
+def import_command(session: Session, path: str, key: str | None, max_bytes: int, work: str | None) -> None:
+    """Import an archive of another engine as a checkpoint.
+
+    Reads archives of podman, CRI-O, kubelet and containerd, and checkpoint images. Archives are not trusted: Kedge does
+    not follow links, create devices, or apply annotations and mounts from them.
+    """
+    from kedge.containers.archive.importer import import_archive
+    from kedge.containers.archive.tar import Limits
+
+    with session.of_memory().open(create=True) as manager:
+        result = import_archive(manager, path, key=key, limits=Limits(total_bytes=max_bytes), work=work)
+    checkpoint = result.checkpoint
+    stored = f"{size(checkpoint.stored_bytes)} stored" if result.is_new else "imported before, nothing stored again"
+    session.answer(
+        {
+            "id": checkpoint.id,
+            "job": checkpoint.job,
+            "format": result.archive_format,
+            "stored_bytes": checkpoint.stored_bytes,
+            "is_new": result.is_new,
+            "left_out": [list(pair) for pair in result.left_out],
+        },
+        f"{style(checkpoint.id, 'id')}  of {checkpoint.job}, {stored}",
+    )
+    if session.as_json:
+        return
+    for name, what in result.left_out[:_SHOWN]:
+        click.echo(f"left out: {safe(name)}: {safe(what)}", err=True)
+    if len(result.left_out) > _SHOWN:
+        click.echo(f"left out: {len(result.left_out) - _SHOWN:,} more", err=True)
