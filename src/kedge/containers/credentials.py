@@ -78,7 +78,7 @@ def _refuse_other_users(
     linux = _linux(spec)
     has_own = any(entry.get("type") == "user" for entry in linux.get("namespaces") or ())
     if has_own != (maps is not None):
-        raise _refusal("of container and checkpoint, only one has a user namespace of its own")
+        raise _refusal("only one of container and checkpoint has its own user namespace")
     for lines, name in zip(maps or (), ("uidMappings", "gidMappings"), strict=False):
         allowed = [
             rights.Mapping(int(line["containerID"]), int(line["hostID"]), int(line["size"]))

@@ -159,6 +159,6 @@ def _state() -> Finding:
     room = free.f_bavail * free.f_frsize
     what = f"{place}, {room / (1 << 30):.1f} GiB free: images are written here before they go into the store"
     if not os.access(above, os.W_OK):
-        return Finding("images", "bad", f"{place} may not be written", "set KEDGE_STATE_DIR to a directory that may")
+        return Finding("images", "bad", f"{place} is not writable", "set KEDGE_STATE_DIR to a writable directory")
     is_short = room < 2 << 30
     return Finding("images", "warn" if is_short else "ok", what, "set KEDGE_STATE_DIR" if is_short else "")

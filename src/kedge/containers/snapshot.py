@@ -182,13 +182,13 @@ def load(manager: CheckpointManager, checkpoint_id: str, kind: str = "") -> tupl
     checkpoint = manager.get(checkpoint_id)
     if checkpoint.metadata.get("kind") not in KINDS:
         raise Validation(
-            f"checkpoint {checkpoint_id} of job {checkpoint.job} is not one of a container",
+            f"checkpoint {checkpoint_id} of job {checkpoint.job} is not a checkpoint of a container",
             hint="kedge container list shows those that are",
         )
     taken = parse(manager.load(checkpoint_id), checkpoint_id)
     if kind and taken.kind != kind:
         raise Validation(
-            f"checkpoint {checkpoint_id} is one of a {taken.kind}, not of a {kind}",
+            f"checkpoint {checkpoint_id} is a checkpoint of a {taken.kind}, not of a {kind}",
             hint=f"use kedge {taken.kind} restore",
         )
     return checkpoint, taken
@@ -231,4 +231,4 @@ def find_for(manager: CheckpointManager, wish: Wish) -> Checkpoint:
             if job_of("container", key).startswith(own) and generations(manager, "container", key):
                 return find(manager, "container", key)
     where = f" in namespace {wish.namespace}" if wish.namespace else ""
-    raise NotFound(f"{wish.restore} is no checkpoint or key of a container{where}", hint="kedge container list")
+    raise NotFound(f"{wish.restore} is not a checkpoint or key of a container{where}", hint="kedge container list")

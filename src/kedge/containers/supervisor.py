@@ -47,7 +47,9 @@ class Supervision:
     def run(self, command: Sequence[str], *, fresh: bool = False) -> int:
         """The exit status of the command; PAUSED when a signal stopped it at a checkpoint."""
         if self.every_s is not None and self.every_s <= 0:
-            raise Validation(f"--every {self.every_s}", hint="give the seconds between two checkpoints")
+            raise Validation(
+                f"--every must be above 0 (got {self.every_s})", hint="give the seconds between two checkpoints"
+            )
         snapshot.refuse_memory(self.manager)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         ends = [os.pipe(), os.pipe()]

@@ -104,7 +104,7 @@ class FilesystemCheckpointRepository(CheckpointRepository):
 def create_checkpoint_repository(storage_type: str = "filesystem", **options: Any) -> CheckpointRepository:
     if storage_type != "filesystem":
         raise Validation(
-            f"storage_type={storage_type!r}", hint='use "filesystem"; a URL as checkpoint_dir does the rest'
+            f"unknown storage_type: {storage_type!r}", hint='use "filesystem"; a URL as checkpoint_dir does the rest'
         )
     return FilesystemCheckpointRepository(**options)
 

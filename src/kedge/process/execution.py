@@ -111,13 +111,13 @@ class Execution:
             steps = [Step(**step) for step in document["checkpoints"]]
             execution = cls(**{**document, "checkpoints": steps})
         except (TypeError, KeyError) as error:
-            raise Unreadable("it is not made of the fields of one") from error
+            raise Unreadable("it does not have the fields of an execution") from error
         texts = [execution.execution_id, *(text for step in steps for text in (step.checkpoint_id, step.state))]
         optional = [execution.current_checkpoint, *(step.approval_status for step in steps)]
         is_sound = execution.state in tuple(ExecutionState) and isinstance(execution.global_data, dict)
         is_sound = is_sound and all(isinstance(text, str) for text in texts)
         if not is_sound or not all(text is None or isinstance(text, str) for text in optional):
-            raise Unreadable("a field of it is of another type")
+            raise Unreadable("a field has the wrong type")
         return execution
 
     def document(self) -> dict[str, Any]:
@@ -145,7 +145,10 @@ class Execution:
         """None when it was completed before. A failed checkpoint fails the execution."""
         step = self.find(name_or_id)
         if step.approval_required and step.approval_status != ApprovalStatus.APPROVED:
-            raise Conflict(f"the approval of {name_or_id} is {step.approval_status}", hint="nothing goes on behind it")
+            raise Conflict(
+                f"the approval of {name_or_id} is {step.approval_status}",
+                hint="nothing continues before it is approved",
+            )
         if step.state != StepState.ACTIVE:
             return None
         self._require_running("resume it first")

@@ -69,11 +69,13 @@ class CheckpointPolicy:
         for name in ("interval_items", "interval_seconds", "interval_memory_mb", "max_age_hours"):
             _check_positive(name, getattr(self, name), whole=name == "interval_items")
         if self.max_checkpoints is None:
-            raise Validation("max_checkpoints=None", hint="keep at least 1; auto_cleanup=False keeps all")
+            raise Validation(
+                "max_checkpoints must be at least 1 (got None)", hint="keep at least 1; auto_cleanup=False keeps all"
+            )
         _check_positive("max_checkpoints", self.max_checkpoints, whole=True)
         for name in (f.name for f in fields(self) if f.type == "bool"):
             if not isinstance(getattr(self, name), bool):
-                raise Validation(f"{name}={getattr(self, name)!r}", hint="use True or False")
+                raise Validation(f"{name} must be True or False (got {getattr(self, name)!r})")
         _check_positive("compression_threshold_mb", self.compression_threshold_mb, whole=False)
         if not self.compress_large_checkpoints:
             raise Validation(
@@ -277,7 +279,10 @@ class CheckpointableProcess(ResumableProcess):
     def update_progress(self, items: int = 1, total: int | None = None) -> None:
         """So many more items are done, of `total` in all."""
         if isinstance(items, bool) or not isinstance(items, int) or items < 0:
-            raise Validation(f"items={items!r}", hint="use the number of items done since the last call")
+            raise Validation(
+                f"items must be a whole number from 0 on (got {items!r})",
+                hint="use the number of items done since the last call",
+            )
         self.items_done += items
         self._items_since += items
         if total is not None:

@@ -212,7 +212,9 @@ class Workflows:
     def cleanup_old_executions(self, max_age_days: float = 30) -> int:
         """Delete executions that ended longer ago; answers how many. Those that have not ended stay."""
         if isinstance(max_age_days, bool) or not isinstance(max_age_days, int | float) or not max_age_days >= 0:
-            raise Validation(f"max_age_days={max_age_days!r}", hint="use a number of days from 0 on")
+            raise Validation(
+                f"max_age_days must be at least 0 (got {max_age_days!r})", hint="use a number of days from 0 on"
+            )
         limit = datetime.now(UTC) - timedelta(days=max_age_days)
         removed = 0
         for newest in self._newest():

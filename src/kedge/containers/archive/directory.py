@@ -33,7 +33,9 @@ class _Copy:
             for name in os.listdir(fd):
                 self.members += 1
                 if self.members > self.limits.members or depth > _DEPTH:
-                    raise Validation(f"too much lies at {name}", hint="give the directory of one checkpoint")
+                    raise Validation(
+                        f"{name}: too many files, or nested too deep", hint="give the directory of one checkpoint"
+                    )
                 entry = os.open(name, _OPEN, dir_fd=fd)
                 kind = stat.S_IFMT(os.fstat(entry).st_mode)
                 if kind == stat.S_IFDIR:
@@ -57,7 +59,9 @@ class _Copy:
             while part := source.read(_PART_BYTES):
                 self.total_bytes += len(part)
                 if self.total_bytes > self.limits.total_bytes:
-                    raise Validation(f"more than {self.limits.total_bytes:,} bytes", hint="give a higher limit")
+                    raise Validation(
+                        f"the directory holds more than {self.limits.total_bytes:,} bytes", hint="give a higher limit"
+                    )
                 copy.write(part)
 
 

@@ -83,7 +83,7 @@ class Extraction:
                 self._dress(directory, member)
             self._times[parts] = member.mtime_ns
         elif not parts:
-            raise Validation(f"{self._name} has a {KINDS[member.kind]} without a name", hint="it is no layer")
+            raise Validation(f"{self._name} has a {KINDS[member.kind]} without a name", hint="it is not a layer")
         elif member.kind == FILE:
             self._write(member, parts, tar, replace=True)
         else:
@@ -125,7 +125,9 @@ class Extraction:
             raise Corrupted(f"{self._name} has a hard link to nothing", hint="get it again")
         with self._directory(target[:-1], create=False) as source:
             if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
-                raise Validation(f"{self._name} has a hard link to what is no file", hint="it is no layer")
+                raise Validation(
+                    f"{self._name} has a hard link to something that is not a file", hint="it is not a layer"
+                )
             os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=above, follow_symlinks=False)
 
     def _hide(self, parts: tuple[bytes, ...]) -> None:
@@ -135,7 +137,7 @@ class Extraction:
             return
         name = parts[-1].removeprefix(_WHITEOUT)
         if name.startswith(_WHITEOUT) or name in (b"", b".", b".."):
-            raise Validation(f"{self._name} hides {parts[-1][:100]!r}", hint="it is no layer that Kedge knows")
+            raise Validation(f"{self._name} hides {parts[-1][:100]!r}", hint="it is not a layer that Kedge knows")
         self._whiteout((*parts[:-1], name))
 
     def _whiteout(self, parts: tuple[bytes, ...]) -> None:

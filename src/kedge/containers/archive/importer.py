@@ -195,7 +195,7 @@ def _descriptors(archive: Archive) -> tuple[str, ...]:
     if names is None:
         return ()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) > 1024:
-        raise Corrupted(f"{formats.DESCRIPTORS} is no list of names", hint="get the archive again")
+        raise Corrupted(f"{formats.DESCRIPTORS} is not a list of names", hint="get the archive again")
     return tuple(names)
 
 

@@ -53,7 +53,7 @@ def write_difference(tree: Tree, out: BinaryIO) -> list[str]:
             continue
         if is_opaque(tree, entry):
             raise Validation(
-                f"/{entry.path} replaces a directory of the image, which this format cannot say",
+                f"/{entry.path} replaces a directory of the image, which this format cannot express",
                 hint="export it with --format containerd",
             )
         _add(tar, tree, entry)

@@ -102,7 +102,7 @@ class Archive:
             return ()
         paths = read_json(self.directory / DELETED_FILES) or []
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise Corrupted(f"{DELETED_FILES} is no list of paths", hint="get the archive again")
+            raise Corrupted(f"{DELETED_FILES} is not a list of paths", hint="get the archive again")
         return tuple(path.encode("utf-8", "surrogateescape") for path in paths)
 
 
@@ -147,7 +147,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(data) if data.strip() else None
     except (ValueError, RecursionError) as error:
-        raise Corrupted(f"{path.name} is no JSON: {error}", hint="get the archive again") from error
+        raise Corrupted(f"{path.name} is not JSON: {error}", hint="get the archive again") from error
 
 
 def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:

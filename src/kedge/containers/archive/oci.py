@@ -60,7 +60,8 @@ def unpack(layout: Path, directory: Path, limits: Limits) -> None:
     layers = [layer for manifest in manifests for layer in mappings(_read(layout, manifest).get("layers"))]
     if len(layers) != 1:
         raise Validation(
-            f"{layout} has {len(layers)} layers where an image of a checkpoint has one", hint="it is another image"
+            f"{layout} has {len(layers)} layers where an image of a checkpoint has one",
+            hint="it is not an image of a checkpoint",
         )
     unpack_tar(_blob(layout, layers[0]), directory, limits)
 
@@ -108,7 +109,7 @@ def _index(layout: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], di
     for seen, document in enumerate(waiting):
         for descriptor in mappings(document.get("manifests")):
             if len(waiting) + len(manifests) + len(named) > _MAX_MANIFESTS or seen > _MAX_MANIFESTS:
-                raise Validation(f"{layout} has too many manifests", hint="it is no image of a checkpoint")
+                raise Validation(f"{layout} has too many manifests", hint="it is not an image of a checkpoint")
             media_type = descriptor.get("mediaType")
             if media_type in _INDEX_TYPES:
                 waiting.append(_read(layout, descriptor))
@@ -125,7 +126,7 @@ def _read(layout: Path, descriptor: Mapping[str, Any]) -> dict[str, Any]:
 
 def _document(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Corrupted(f"{name} is no JSON object", hint="get the image again")
+        raise Corrupted(f"{name} is not a JSON object", hint="get the image again")
     return value
 
 
@@ -133,7 +134,7 @@ def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
     """The file of a blob, its digest verified. The name is made of hexadecimal digits only."""
     match = _DIGEST.fullmatch(str(descriptor.get("digest")))
     if match is None:
-        raise Validation(f"{descriptor.get('digest')!r:.100} is no digest that is known", hint="use sha256")
+        raise Validation(f"unsupported digest: {descriptor.get('digest')!r:.100}", hint="use sha256")
     path = layout / "blobs" / "sha256" / match[1]
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:

@@ -76,7 +76,9 @@ def path_parts(name: bytes, limits: Limits) -> tuple[bytes, ...]:
             f"the archive has a member named {name[:200]!r}", hint="it leads out of the archive, or is too long or deep"
         )
     if any(len(part) > 255 for part in parts):
-        raise Validation(f"the archive has a name of more than 255 bytes: {name[:40]!r}…", hint="no disk takes it")
+        raise Validation(
+            f"the archive has a name of more than 255 bytes: {name[:40]!r}…", hint="no file system accepts it"
+        )
     return parts
 
 
@@ -149,7 +151,7 @@ class TarReader:
             attributes={key[len(_XATTR) :]: value for key, value in extra.items() if key.startswith(_XATTR)},
         )
         if member.kind not in KINDS:
-            raise Validation(f"{self._name} has a member of kind {kind!r}", hint="it is no archive of files")
+            raise Validation(f"{self._name} has a member of kind {kind!r}", hint="it is not an archive of files")
         if member.kind == FILE:
             self._find_holes(member, block, extra, kind)
         elif kind in (HARD_LINK, SYMLINK, DIRECTORY, FIFO, CHARACTER, BLOCK_DEVICE):
@@ -194,7 +196,7 @@ class TarReader:
         for offset, length in ranges:
             if offset < end or length < 0 or offset + length > member.size:
                 raise Corrupted(
-                    f"{self._name}: the holes of {member.name[:100]!r} are in disorder", hint="get it again"
+                    f"{self._name}: the holes of {member.name[:100]!r} are out of order", hint="get it again"
                 )
             end = offset + length
         member.ranges = ranges
@@ -246,7 +248,7 @@ class TarReader:
         given = _number(block, 148, 156)
         blank = block[:148] + b" " * 8 + block[156:]
         if given not in (sum(blank), sum(blank) - 256 * sum(1 for byte in blank if byte > 127)):
-            raise Corrupted(f"{self._name} is no tar archive, or damaged", hint="get it again")
+            raise Corrupted(f"{self._name} is not a tar archive, or is damaged", hint="get it again")
         return block
 
     def _begin(self, size: int) -> None:
@@ -257,7 +259,7 @@ class TarReader:
 
     def _long(self, size: int) -> bytes:
         if size > self.limits.header_bytes:
-            raise Validation(f"{self._name} has a header of {size:,} bytes", hint="no real archive has")
+            raise Validation(f"{self._name} has a header of {size:,} bytes", hint="no real archive has one")
         self._begin(size)
         return b"".join(self.pieces())
 
@@ -310,7 +312,7 @@ def _decimal(text: bytes | None, default: int) -> int:
     if text is None:
         return default
     if not text.isdigit() or len(text) > 20:
-        raise Corrupted(f"{text[:40]!r} stands where a number should", hint="get the archive again")
+        raise Corrupted(f"{text[:40]!r} is not a number", hint="get the archive again")
     return int(text)
 
 

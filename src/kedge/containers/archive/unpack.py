@@ -34,12 +34,14 @@ def unpack(path: str | os.PathLike[str], directory: Path, limits: Limits = LIMIT
 def _archive(name: str, directory: Path) -> Archive:
     if not (directory / layout.CONFIG).is_file() or not (directory / layout.CHECKPOINT / "inventory.img").is_file():
         raise Validation(
-            f"{name} is no archive of a checkpoint: {layout.CONFIG} or {layout.CHECKPOINT}/inventory.img is missing",
+            f"{name} is not an archive of a checkpoint: it lacks {layout.CONFIG} or {layout.CHECKPOINT}/inventory.img",
             hint="podman, CRI-O, kubelet, containerd and kedge container export write such archives",
         )
     config, spec = layout.read_json(directory / layout.CONFIG), {}
     if (directory / layout.SPEC).is_file():
         spec = layout.read_json(directory / layout.SPEC)
     if not isinstance(config, dict) or not isinstance(spec, dict):
-        raise Corrupted(f"{layout.CONFIG} or {layout.SPEC} of {name} is no JSON object", hint="get the archive again")
+        raise Corrupted(
+            f"{layout.CONFIG} or {layout.SPEC} of {name} is not a JSON object", hint="get the archive again"
+        )
     return Archive(directory, layout.format_of(spec), Config.of(config), spec)

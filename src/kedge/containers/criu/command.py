@@ -176,7 +176,7 @@ def _dump(
         raise failure("checkpointed", attempt)
     if not results:
         raise CriuFailed(
-            "the runtime called another CRIU than ours, which did not wait: there is no checkpoint, and it runs on",
+            "the runtime called another CRIU: there is no checkpoint, and the container keeps running",
             hint="let the runtime take criu from its PATH: is it a script that sets one?",
             attempt=attempt.id,
         )

@@ -53,13 +53,13 @@ class Directory:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise NotFound(f"{self._path} has no {name}", hint="a dump that is complete has it") from None
+            raise NotFound(f"{self._path} has no {name}", hint="a complete dump has it") from None
         except OSError as error:
             raise storage_error("read", path, error) from error
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise NotFound(f"{path} is not a plain file", hint="a dump that is complete has one")
+                raise NotFound(f"{path} is not a plain file", hint="a complete dump has one")
             size = min(size, max(0, status.st_size - offset))
             parts = []
             while size > 0 and (part := os.pread(descriptor, min(size, 1 << 24), offset)):
@@ -91,5 +91,5 @@ class StoredImages:
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         if name not in self._names:
-            raise NotFound(f"{self._place} has no {name}", hint="a dump that is complete has it")
+            raise NotFound(f"{self._place} has no {name}", hint="a complete dump has it")
         return self._tree.read_part(name, offset, size)

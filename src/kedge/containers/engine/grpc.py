@@ -56,7 +56,7 @@ def call(
         return Message(answer[5:])
     except NotAMessage as error:
         raise Unavailable(
-            f"{path} answered what is no message: {error}", hint="is that the engine's socket?"
+            f"{path} returned an invalid message: {error}", hint="is that the engine's socket?"
         ) from error
 
 

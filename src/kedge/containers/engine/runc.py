@@ -104,11 +104,11 @@ def read_spec(bundle: Path) -> dict[str, Any]:
     try:
         spec = json.loads((bundle / "config.json").read_text())
     except FileNotFoundError:
-        raise NotFound(f"{bundle} has no config.json", hint="it is no bundle: give its directory") from None
+        raise NotFound(f"{bundle} has no config.json", hint="give the directory of a bundle") from None
     except ValueError as error:
         raise Validation(f"{bundle}/config.json is not JSON: {error}", hint="repair it") from error
     if not isinstance(spec, dict):
-        raise Validation(f"{bundle}/config.json holds no object", hint="repair it")
+        raise Validation(f"{bundle}/config.json is not a JSON object", hint="repair it")
     return spec
 
 
@@ -123,7 +123,7 @@ def _roots(engine: str | None, root: str | None) -> list[tuple[str, str]]:
         return [(engine or ("crun" if os.path.basename(root) == "crun" else "runc"), root)]
     wanted: Sequence[str] = (engine,) if engine else ("runc", "containerd", "docker", "crun")
     if engine is not None and engine not in ROOTS:
-        raise Validation(f"{engine!r} is no runtime known here", hint=f"use one of {', '.join(ROOTS)}")
+        raise Validation(f"unknown runtime: {engine!r}", hint=f"use one of {', '.join(ROOTS)}")
     return [(name, folder) for name in wanted for pattern in ROOTS[name] for folder in sorted(glob.glob(pattern))]
 
 

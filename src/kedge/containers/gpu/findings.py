@@ -43,7 +43,7 @@ def _of_driver() -> Iterator[Finding]:
     yield Finding("gpu", "ok", f"{version}: {devices}; a restore {moves} go to another GPU of the kind")
     freed = free_forgotten()
     if freed:
-        yield Finding("gpu", "warn", f"let go of process {', '.join(map(str, freed))}, locked by a program that died")
+        yield Finding("gpu", "warn", f"released process {', '.join(map(str, freed))}, locked by a program that died")
     for note in notes():
         if note["why"] == "hibernate":
             yield Finding("gpu", "note", f"process {note['pid']} hibernates", f"kedge process wake {note['pid']}")

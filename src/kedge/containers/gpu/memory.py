@@ -104,10 +104,10 @@ class GpuMemory:
         saved = metadata.get("gpu")
         if not isinstance(saved, Mapping):
             if self.mode == "require":
-                raise Validation("this checkpoint holds nothing of a GPU", hint="leave --gpu require out")
+                raise Validation("this checkpoint has no GPU memory", hint="leave --gpu require out")
             return
         if self.mode == "off":
-            raise Validation("this checkpoint holds memory of a GPU", hint="leave --gpu off out")
+            raise Validation("this checkpoint contains GPU memory", hint="leave --gpu off out")
         self._mapping = mapping_for(saved, driver().devices(), can_remap=driver().can_remap)
 
     def after_restore(self, pids: Sequence[int], phases: Phases) -> None:

@@ -144,7 +144,7 @@ def _seconds(name: str, usual: float) -> float:
     try:
         return float(text)
     except ValueError:
-        raise Validation(f"{name}={text} is no number", hint=f"use seconds, such as {usual:.0f}") from None
+        raise Validation(f"{name}={text} is not a number", hint=f"use seconds, such as {usual:.0f}") from None
 
 
 def _take(manager: CheckpointManager, job: str, holder: str, ttl_s: float) -> Lease:

@@ -114,7 +114,7 @@ def _claim(container: CalledContainer, manager: CheckpointManager, wish: Wish) -
         undecided_s=claims.undecided_s(wish.wait_s) if wish.namespace and wish.restore != "no" else 0.0,
     )
     if (key := claims.key_of(claim)) != wish.key:
-        container.log(f"kedge: {wish.key} is alive elsewhere: this one is {key}", level="warning")
+        container.log(f"kedge: {wish.key} is already running elsewhere: this one is {key}", level="warning")
     try:
         hibernation.refuse_asleep(manager, key)
     except BaseException:

@@ -121,7 +121,7 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     _refuse_strays(notes)
     policy, _, count = (asked("policy", "KEDGE_POLICY") or "fresh").partition(":")
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
-        raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
+        raise _invalid(f"unknown policy: {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
     keep = _choice("keep", asked("keep", "KEDGE_KEEP"), ("always", "until-success"))
     return Wish(
         key=key_of(notes, asked("key", "KEDGE_WORKLOAD"), owner),
@@ -160,7 +160,7 @@ def _refuse_strays(notes: Mapping[str, str]) -> None:
 def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     """One of these, or nothing."""
     if text and text not in choices:
-        raise _invalid(f"{name} {text}", hint=f"use {' or '.join(choices)}")
+        raise _invalid(f"unknown {name}: {text}", hint=f"use {' or '.join(choices)}")
     return text
 
 
@@ -168,7 +168,7 @@ def _wait_s(text: str) -> float | None:
     if not text:
         return None
     if not text.isdecimal() or int(text) > _MOST_WAIT_S:
-        raise _invalid(f"wait {text}", hint=f"use whole seconds, up to {_MOST_WAIT_S}")
+        raise _invalid(f"invalid wait: {text}", hint=f"use whole seconds, up to {_MOST_WAIT_S}")
     return float(text)
 
 

@@ -145,7 +145,9 @@ def open_postgres(url: str) -> Iterator[Any]:
             f"the database does not answer: {clean(error)}", hint="check the URL and the server"
         ) from error
     except psycopg.Error as error:
-        raise Validation(f"the database refuses: {clean(error)}", hint="are its tables those of the format?") from error
+        raise Validation(
+            f"the database refused a query: {clean(error)}", hint="are its tables those of the format?"
+        ) from error
 
 
 def postgres_tables(db: Any) -> set[str]:

@@ -108,7 +108,7 @@ def artemis_files(manager: CheckpointManager, job: str, view: View) -> Iterator[
     """`<card>.json` of a run: the card as it was imported, and what was done since."""
     newest = newest_status(manager, job)
     if newest is None:
-        raise Validation(f"job {job} is no run", hint="artemis kept pipelines: export it with --format jobs instead")
+        raise Validation(f"job {job} is not a run", hint="artemis kept pipelines: export it with --format jobs instead")
     document, since = _base(manager, job, view)
     history = manager.list(job, after=since)
     for checkpoint in history:

@@ -89,7 +89,7 @@ def list_folder(path: str, shown: str) -> Listing:
                         continue  # deleted meanwhile
                     files[entry.name] = Entry(entry.path, entry.name, clean(where), size_bytes)
                 else:
-                    findings.append(Finding(Verdict.SKIPPED, clean(where), "no regular file"))
+                    findings.append(Finding(Verdict.SKIPPED, clean(where), "not a regular file"))
     except FileNotFoundError:
         pass  # deleted meanwhile
     except OSError as error:
@@ -128,7 +128,7 @@ def _read(entry: Entry, most_bytes: int) -> bytes:
     with os.fdopen(handle, "rb", buffering=0) as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise Unreadable("no regular file")
+            raise Unreadable("not a regular file")
         try:
             return file.read(min(status.st_size, most_bytes)) or b""
         except OSError as error:

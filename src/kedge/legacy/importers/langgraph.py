@@ -34,7 +34,7 @@ try:
 
     from kedge.integrations.langgraph import KedgeSaver, history, names
 except ImportError as error:
-    raise Validation("this needs LangGraph", hint=install_hint("langgraph")) from error
+    raise Validation("importing LangGraph checkpoints needs LangGraph", hint=install_hint("langgraph")) from error
 
 _PAGE = 200
 _WITH_SENDS = 4  # the version of checkpoints from which on the channel of tasks has what was sent
