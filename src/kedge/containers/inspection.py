@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kedge.errors import CheckpointError
@@ -37,15 +37,16 @@ class Inspection:
     engine: str
     format: str
     config: Config
-    processes: tuple[Process, ...]
-    images_bytes: int
-    pages_bytes: int
-    rootfs_bytes: int
     changes: tuple[tuple[str, str], ...]
+    rootfs_bytes: int
     statistics: Mapping[str, int] | None
-    mounts: tuple[tuple[str, str, str], ...]  # destination, type, source
-    commands: Mapping[int, tuple[str, ...]]
-    environment: Mapping[str, str]
+    # What the images and the container's configuration say.
+    processes: tuple[Process, ...] = ()
+    images_bytes: int = 0
+    pages_bytes: int = 0
+    mounts: tuple[tuple[str, str, str], ...] = ()  # destination, type, source
+    commands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def inspect_archive(path: str | os.PathLike[str], *, limits: Limits = LIMITS, reveal: bool = False) -> Inspection:
@@ -59,11 +60,10 @@ def inspect_archive(path: str | os.PathLike[str], *, limits: Limits = LIMITS, re
             if (directory / formats.STATS_DUMP).is_file():
                 statistics = images.statistics(directory)
         changes, rootfs_bytes = _changes_in(archive, limits)
-        return _inspection(
-            source=os.fspath(path), engine=archive.engine, format=archive.format, config=archive.config, files=files,
-            sizes=sizes, changes=changes, rootfs_bytes=rootfs_bytes, statistics=statistics, spec=archive.spec,
-            reveal=reveal,
-        )  # fmt: skip
+        content = Inspection(
+            os.fspath(path), archive.engine, archive.format, archive.config, changes, rootfs_bytes, statistics
+        )
+        return _with_images(content, files, sizes, archive.spec, reveal=reveal)
 
 
 def inspect_stored(manager: CheckpointManager, checkpoint_id: str, *, reveal: bool = False) -> Inspection:
@@ -89,40 +89,21 @@ def inspect_stored(manager: CheckpointManager, checkpoint_id: str, *, reveal: bo
     changes = tuple(
         (entry.path, "deleted" if os.fsencode(entry.path) in hidden else entry.kind) for entry in entries[:MAX_CHANGES]
     )
-    return _inspection(
-        source=checkpoint.id, engine=str(taken.runtime.get("name", "")), format="kedge", config=config,
-        files=StoredImages(taken.images, checkpoint.id), sizes=sizes, changes=changes,
-        rootfs_bytes=sum(entry.size_bytes for entry in entries if entry.kind == "file"), statistics=statistics,
-        spec=taken.spec, reveal=reveal,
-    )  # fmt: skip
+    engine = str(taken.runtime.get("name", ""))
+    rootfs_bytes = sum(entry.size_bytes for entry in entries if entry.kind == "file")
+    content = Inspection(checkpoint.id, engine, "kedge", config, changes, rootfs_bytes, statistics)
+    return _with_images(content, StoredImages(taken.images, checkpoint.id), sizes, taken.spec, reveal=reveal)
 
 
-def _inspection(
-    *,
-    source: str,
-    engine: str,
-    format: str,
-    config: Config,
-    files: ImageFiles,
-    sizes: Mapping[str, int],
-    changes: tuple[tuple[str, str], ...],
-    rootfs_bytes: int,
-    statistics: Mapping[str, int] | None,
-    spec: Mapping[str, Any],
-    reveal: bool,
+def _with_images(
+    content: Inspection, files: ImageFiles, sizes: Mapping[str, int], spec: Mapping[str, Any], *, reveal: bool
 ) -> Inspection:
     processes = images.processes(files)
-    return Inspection(
-        source=source,
-        engine=engine,
-        format=format,
-        config=config,
+    return replace(
+        content,
         processes=processes,
         images_bytes=sum(sizes.values()),
         pages_bytes=sum(size for name, size in sizes.items() if name.startswith("pages-")),
-        rootfs_bytes=rootfs_bytes,
-        changes=changes,
-        statistics=statistics,
         mounts=_mounts(spec),
         commands={process.pid: _command(files, process.pid) for process in processes},
         environment=_environment(files, processes[0].pid, spec, reveal=reveal),

@@ -199,19 +199,15 @@ class CheckpointValidator(ABC):
 class DefaultCheckpointValidator(CheckpointValidator):
     def validate(self, checkpoint: CheckpointData) -> bool:
         """True, or Validation with what is wrong."""
-        problem = (
-            "it has no checkpoint_id"
-            if not checkpoint.checkpoint_id
-            else "it has no level"
-            if not checkpoint.level
-            else "its data is no dictionary"
-            if not isinstance(checkpoint.data, dict)
-            else "its checksum does not fit"
-            if not self.verify_integrity(checkpoint)
-            else None
-        )
-        if problem:
-            raise Validation(f"checkpoint {checkpoint.checkpoint_id}: {problem}", hint="correct it before saving")
+        is_plain = isinstance(checkpoint.data, dict)
+        for is_wrong, problem in (
+            (not checkpoint.checkpoint_id, "it has no checkpoint_id"),
+            (not checkpoint.level, "it has no level"),
+            (not is_plain, "its data is not a dictionary"),
+            (is_plain and not self.verify_integrity(checkpoint), "its checksum does not match its data"),
+        ):
+            if is_wrong:
+                raise Validation(f"checkpoint {checkpoint.checkpoint_id}: {problem}", hint="correct it before saving")
         return True
 
     def calculate_checksum(self, data: Any) -> str:
