@@ -94,14 +94,14 @@ def test_no_link_is_broken(pages: dict[str, Page]) -> None:
 def test_the_reference_is_complete(pages: dict[str, Page]) -> None:
     import kedge
     from kedge import errors
-    from kedge.cli.app import cli
+    from kedge.cli.app import NAMES, cli
 
     api = (SITE / "reference" / "api" / "index.html").read_text()
     missing = [name for name in kedge.__all__ if f"kedge.{name}" not in api and not hasattr(errors, name)]
     assert missing == []
     commands = pages["/reference/commands/index.html"]
-    assert {f"kedge-{name}" for name in cli.names} <= commands.anchors
-    for name in cli.names:
+    assert {f"kedge-{name}" for name in NAMES} <= commands.anchors
+    for name in NAMES:
         command = cli.get_command(click.Context(cli), name)
         if isinstance(command, click.Group):
             inner = command.list_commands(click.Context(command))

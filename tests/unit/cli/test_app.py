@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 import kedge
 from kedge import CheckpointManager, errors
-from kedge.cli import cli
+from kedge.cli.app import NAMES, cli
 from tests.parts import require
 
 Run = Callable[..., Result]
@@ -60,7 +60,7 @@ def save(run: Run, step: str, state: object, job: str = "train", *words: str) ->
 # --- help ---
 
 
-@pytest.mark.parametrize("name", cli.names)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_command_explains_itself(run: Run, name: str) -> None:
     shown = run(name, "--help").stdout
     assert shown.startswith(f"Usage: kedge {name}")
@@ -73,7 +73,7 @@ def test_every_command_explains_itself(run: Run, name: str) -> None:
 
 def test_help_lists_every_command_in_sections(run: Run) -> None:
     shown = run("--help").stdout
-    for name in cli.names:
+    for name in NAMES:
         assert f"\n  {name} " in shown
 
 

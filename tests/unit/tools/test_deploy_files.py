@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from kedge.cli.app import cli
+from kedge.cli.app import NAMES, cli
 
 ROOT = Path(__file__).parents[3]
 SERVICE = ROOT / "deploy" / "service"
@@ -51,7 +51,7 @@ def test_the_unit_waits_until_the_service_answers() -> None:
     assert unit["Service"]["Type"] == "notify"
     assert unit["Service"]["NotifyAccess"] == "all"  # workers say it, not the process that started them
     program, command, *_ = shlex.split(unit["Service"]["ExecStart"])
-    assert (Path(program).name, command in cli.names) == ("kedge", True)
+    assert (Path(program).name, command in NAMES) == ("kedge", True)
 
 
 def test_the_lab_names_no_mirror_of_its_own() -> None:
