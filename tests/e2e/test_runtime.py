@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.containers.companions import companions_for
+from kedge.containers.gpu import memory_for
 from kedge.containers.runtime.opt_in import wish_of
 from tests.lab import COUNTER, PYTHON, lab
 from tests.runtime_engine import KEPT, RUNTIME, Engine
@@ -684,14 +684,14 @@ def test_keys_stay_in_their_namespace() -> None:
 
 def test_who_was_given_a_gpu() -> None:
     """Only for those is the module of GPUs imported."""
-    assert companions_for(spec_of("NVIDIA_VISIBLE_DEVICES=void")) == []
-    assert companions_for({"linux": {"devices": None}, "mounts": [{"destination": "/dev/shm"}]}) == []
+    assert memory_for(spec_of("NVIDIA_VISIBLE_DEVICES=void")) is None
+    assert memory_for({"linux": {"devices": None}, "mounts": [{"destination": "/dev/shm"}]}) is None
     for given in (
         spec_of("NVIDIA_VISIBLE_DEVICES=all"),
         {"linux": {"devices": [{"path": "/dev/nvidia0"}]}},
         {"mounts": [{"destination": "/dev/nvidiactl"}]},
     ):
-        assert [type(one).__name__ for one in companions_for(given)] == ["GpuMemory"]
+        assert type(memory_for(given)).__name__ == "GpuMemory"
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from kedge.model import parse_name
 from . import network, volumes
 from .attempts import Attempt
 from .checkpoint import Files, Source
-from .companions import Phases
 from .credentials import confinement, refuse_more
 from .criu.command import Dump, failure, with_config
 from .criu.watches import config_for
 from .engine import runc
 from .network import Network
+from .phases import Phases
 from .pids import is_alive, pids_below
 from .programs import find_program
 from .restore import Target

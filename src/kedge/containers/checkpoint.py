@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedge.files import File, Tree
 from kedge.manager import CheckpointManager
@@ -23,12 +23,15 @@ from kedge.model import Checkpoint, Lease
 
 from . import attempts, hosts, network, snapshot
 from .attempts import Attempt
-from .companions import Companion, Phases, Report, accompanied, facts_of
 from .criu.command import Dump, dump
 from .criu.pages import validate_images
 from .network import Network
+from .phases import Phases, Report
 from .pids import is_alive, pids_below
 from .runtime.opt_in import pod_of
+
+if TYPE_CHECKING:
+    from .gpu.memory import GpuMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def make_checkpoint(
     source: Source,
     request: Request,
     *,
-    companions: Sequence[Companion] = (),
+    gpu: GpuMemory | None = None,
     report: Report | None = None,
 ) -> Checkpointed:
     """Make a checkpoint, durable when this returns; the source ends, unless it is left running."""
@@ -118,11 +121,11 @@ def make_checkpoint(
         namespace = stack.enter_context(network.namespace_of(source.pid, locked))
         host = hosts.facts()
         phases = Phases(report=report)
-        work = _Work(manager, job, source, request, attempt, companions, host, phases)
+        work = _Work(manager, job, source, request, attempt, gpu, host, phases)
         how = source.dump(attempt, sorted(set(request.options)), leave_running=request.leave_running)
         outcome: Checkpoint | Files | None = None
         try:
-            with accompanied(companions, pids_below(source.pid), phases, lambda: is_alive(source.pid)):
+            with _gpu_moved(gpu, source.pid, phases):
                 try:
                     with phases.phase("dump"):
                         outcome = dump(how, attempt=attempt, at_pause=work.at_pause, deadline=deadline)
@@ -130,11 +133,16 @@ def make_checkpoint(
                     if not request.leave_running:
                         network.remove_lock(namespace)
         finally:
-            if isinstance(outcome, Files):  # left running; also when a companion could not resume: this restores it
+            if isinstance(outcome, Files):  # left running; also when a GPU could not resume: this restores it
                 outcome = work.store(outcome)
         assert isinstance(outcome, Checkpoint)  # nothing above returns without one
         paused_ms = _paused_ms(attempt, phases) or 0.0
         return Checkpointed(outcome, phases.milliseconds(), paused_ms)
+
+
+def _gpu_moved(gpu: GpuMemory | None, pid: int, phases: Phases) -> AbstractContextManager[None]:
+    """While this holds, what is on GPUs is in the memory of the processes."""
+    return nullcontext() if gpu is None else gpu.around_dump(pids_below(pid), phases, lambda: is_alive(pid))
 
 
 def _paused_ms(attempt: Attempt, phases: Phases) -> float | None:
@@ -154,7 +162,7 @@ class _Work:
     source: Source
     request: Request
     attempt: Attempt
-    companions: Sequence[Companion]
+    gpu: GpuMemory | None
     host: Mapping[str, object]
     phases: Phases
 
@@ -180,7 +188,7 @@ class _Work:
                 "attempt": self.attempt.id,
                 **({"pod": pod} if (pod := pod_of(taken.spec)) else {}),
                 **files.facts,
-                **facts_of(self.companions),
+                **({} if self.gpu is None else self.gpu.facts()),
                 **taken.totals(),
             }
             step = self.job.partition(":")[2]

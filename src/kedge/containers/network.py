@@ -72,18 +72,16 @@ def namespace_of(pid: int | None, network: Network | None) -> Iterator[int | Non
         os.close(fd)
 
 
-def remove_lock(namespace: int | None) -> bool:
-    """Take CRIU's chain away in that namespace; whether there was one. None: there is nothing to look at."""
+def remove_lock(namespace: int | None) -> None:
+    """Take CRIU's chain away in that namespace, if it is there. None: there is nothing to look at."""
     if namespace is None:
-        return False
-    was_locked = False
+        return
     for tool in _TOOLS:
         if which(tool) is None:
             continue
         rules = _run(namespace, tool, "-S").stdout.splitlines()
         if "-N CRIU" not in rules:
             continue
-        was_locked = True
         for chain in ("INPUT", "OUTPUT"):
             for _ in range(rules.count(f"-A {chain} -j CRIU")):
                 _run(namespace, tool, "-D", chain, "-j", "CRIU")
@@ -95,7 +93,6 @@ def remove_lock(namespace: int | None) -> bool:
                 hint=f"remove it by hand: {tool} -D INPUT -j CRIU; {tool} -D OUTPUT -j CRIU; {tool} -F CRIU; "
                 f"{tool} -X CRIU",
             )
-    return was_locked
 
 
 def _run(namespace: int, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:

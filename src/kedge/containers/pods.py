@@ -20,9 +20,9 @@ from kedge.model import Checkpoint
 from . import hibernation
 from .bundle import ContainerSource
 from .checkpoint import Checkpointed, Request, make_checkpoint
-from .companions import Companion
 from .engine import cri, runc
 from .engine.owners import owner_of
+from .gpu.memory import GpuMemory
 from .runtime import claims, marks, opt_in
 from .runtime.container import engine_of
 from .runtime.marks import Mark
@@ -141,15 +141,15 @@ def find(address: str, name: PodName) -> list[Workload]:
     return running
 
 
-def checkpoint(workload: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
+def checkpoint(workload: Workload, manager: CheckpointManager, gpu: GpuMemory) -> Checkpointed:
     """Checkpoint it, and let it run on."""
     mark = _claimed(workload, manager)
     key, lease = (mark.key, mark.claim) if mark else (workload.key, None)
     request = Request(key, leave_running=True, options=TIES, lease=lease)
-    return make_checkpoint(manager, workload.source(), request, companions=companions)
+    return make_checkpoint(manager, workload.source(), request, gpu=gpu)
 
 
-def hibernate(workload: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
+def hibernate(workload: Workload, manager: CheckpointManager, gpu: GpuMemory) -> Checkpointed:
     """Checkpoint it, asleep, and end it. If that fails, it runs on and does not sleep."""
     mark = _claimed(workload, manager)
     if workload.place is None or mark is None:
@@ -162,7 +162,7 @@ def hibernate(workload: Workload, manager: CheckpointManager, companions: list[C
     try:
         tags = {hibernation.ASLEEP: datetime.now(UTC).isoformat(timespec="seconds")}
         request = Request(mark.key, options=TIES, lease=mark.claim, tags=tags)
-        checkpointed = make_checkpoint(manager, workload.source(), request, companions=companions)
+        checkpointed = make_checkpoint(manager, workload.source(), request, gpu=gpu)
     except BaseException:
         marks.write_mark(path, mark)
         raise

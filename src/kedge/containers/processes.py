@@ -23,12 +23,12 @@ from kedge.files import File
 from . import hosts
 from .attempts import Attempt
 from .checkpoint import Files, Source
-from .companions import Phases
 from .criu import images
 from .criu.command import Dump, failure
 from .criu.watches import config_for
 from .moved_files import replaced
 from .network import Network
+from .phases import Phases
 from .pids import is_alive, pids_below, read_link
 from .programs import find_program
 from .restore import Target

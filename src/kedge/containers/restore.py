@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kedge.errors import Corrupted
 from kedge.manager import CheckpointManager
@@ -22,11 +23,14 @@ from kedge.model import Checkpoint
 
 from . import attempts, snapshot
 from .attempts import Attempt
-from .companions import Companion, Phases, Report
 from .criu.pages import validate_images
 from .criu.timers import arm_periodic
+from .phases import Phases, Report
 from .pids import pids_below
 from .snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from .gpu.memory import GpuMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def restore_newest(
     name: str,
     target_for: Callable[[Snapshot], Target],
     *,
-    companions: Sequence[Companion] = (),
+    gpu: GpuMemory | None = None,
     report: Report | None = None,
 ) -> Restored:
     """Restore the newest sound checkpoint of a key, or the one with that ID.
@@ -89,7 +93,7 @@ def restore_newest(
         try:
             _, taken = snapshot.load(manager, checkpoint.id, kind)
             target = target_for(taken)
-            return restore_checkpoint(checkpoint, taken, target, companions=companions, phases=Phases(report=report))
+            return restore_checkpoint(checkpoint, taken, target, gpu=gpu, phases=Phases(report=report))
         except Corrupted as error:
             if is_id or manager.condemn(checkpoint.id).status != "corrupted":
                 raise  # what is sound in the store is not passed over for an older one
@@ -97,11 +101,11 @@ def restore_newest(
 
 
 def restore_checkpoint(
-    checkpoint: Checkpoint, taken: Snapshot, target: Target, *, companions: Sequence[Companion], phases: Phases
+    checkpoint: Checkpoint, taken: Snapshot, target: Target, *, gpu: GpuMemory | None, phases: Phases
 ) -> Restored:
     """Restore a checkpoint: it runs when this returns; if anything fails, all is as before."""
-    for companion in companions:
-        companion.before_restore(checkpoint.metadata)
+    if gpu is not None:
+        gpu.before_restore(checkpoint.metadata)
     with ExitStack() as stack:
         lock = stack.enter_context(attempts.only_one(*target.lock, wait_s=target.wait_s))
         target.refuse_taken()
@@ -116,8 +120,8 @@ def restore_checkpoint(
             target.run(taken, attempt)
         stack.push(_end_if_failed(target, attempt))
         pid = target.pid(attempt)
-        for companion in companions:
-            companion.after_restore(pids_below(pid), phases)
+        if gpu is not None:
+            gpu.after_restore(pids_below(pid), phases)
         target.settle()
     return Restored(target.id, pid, checkpoint, phases.milliseconds())
 

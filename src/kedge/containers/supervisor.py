@@ -23,7 +23,8 @@ from kedge.manager import CheckpointManager
 
 from . import snapshot
 from .checkpoint import Request, make_checkpoint
-from .companions import Companion, Report
+from .gpu.memory import GpuMemory
+from .phases import Report
 from .processes import ProcessSource, ProcessTarget, choose_high_pid
 from .restore import restore_newest
 
@@ -40,7 +41,7 @@ class Supervision:
     key: str
     every_s: float | None = None
     options: Sequence[str] = ()
-    companions: Sequence[Companion] = ()
+    gpu: GpuMemory | None = None
     say: Report = field(default=lambda text: None)
     keep: bool = False  # the checkpoints, also after the command ended well
 
@@ -75,7 +76,7 @@ class Supervision:
                 "process",
                 self.key,
                 lambda taken: ProcessTarget.of(taken, streams),
-                companions=self.companions,
+                gpu=self.gpu,
             )
             what = f"{restored.checkpoint.id} as process {restored.pid}: {_command_of(restored.pid)}"
             self.say(f"restored from {what}")
@@ -130,7 +131,7 @@ class Supervision:
         """A checkpoint that fails is told and harms nobody: the command runs on, and an earlier one is still there."""
         try:
             request = Request(self.key, leave_running=leave_running, options=self.options)
-            checkpointed = make_checkpoint(self.manager, ProcessSource.of(pid), request, companions=self.companions)
+            checkpointed = make_checkpoint(self.manager, ProcessSource.of(pid), request, gpu=self.gpu)
         except CheckpointError as error:
             self.say(f"checkpoint failed: {error}")
             return False

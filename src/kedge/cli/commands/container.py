@@ -72,7 +72,7 @@ def checkpoint_command(
             manager,
             ContainerSource.of(target),
             Request(key or target.id, leave_running=leave_running, options=chosen_options(options)),
-            companions=[GpuMemory(gpu)],
+            gpu=GpuMemory(gpu),
             report=show_phase,
         )
     answer_checkpointed(session, checkpointed, was_left_running=leave_running)
@@ -105,7 +105,7 @@ def restore_command(
             lambda taken: ContainerTarget.of(
                 taken, new_id=new_id, bundle=None if bundle is None else Path(bundle), root=root
             ),
-            companions=[GpuMemory(gpu)],
+            gpu=GpuMemory(gpu),
             report=show_phase,
         )
     answer_restored(session, restored)

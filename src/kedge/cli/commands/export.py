@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -60,45 +60,31 @@ Parts = Iterable[bytes | memoryview]
 
 
 class Sink:
-    """Where an export goes: names and contents of files."""
+    """Where an export goes, a directory or a zip file: names and contents of files."""
 
-    files = 0
-    size_bytes = 0
-
-    def add(self, name: str, parts: Parts) -> None:
-        raise NotImplementedError
-
-    def add_tree(self, name: str, tree: Tree, report: Report | None) -> None:
-        raise Validation("trees of files cannot be exported to a zip file", hint=AS_DIRECTORY)
-
-
-class DirectorySink(Sink):
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, target: Path | zipfile.ZipFile) -> None:
+        self._target = target
+        self.files = self.size_bytes = 0
 
     def add(self, name: str, parts: Parts) -> None:
-        (self._root / name).parent.mkdir(exist_ok=True)
-        with open(self._root / name, "xb") as file:
+        with self._open(name) as file:
             for part in parts:
                 self.size_bytes += file.write(part)
         self.files += 1
 
+    def _open(self, name: str) -> IO[bytes]:
+        if isinstance(self._target, zipfile.ZipFile):
+            return self._target.open(name, "w", force_zip64=True)
+        (self._target / name).parent.mkdir(exist_ok=True)
+        return open(self._target / name, "xb")
+
     def add_tree(self, name: str, tree: Tree, report: Report | None) -> None:
-        (self._root / name).parent.mkdir(exist_ok=True)
-        tree.write_to(self._root / name, progress=report)
+        if isinstance(self._target, zipfile.ZipFile):
+            raise Validation("trees of files cannot be exported to a zip file", hint=AS_DIRECTORY)
+        (self._target / name).parent.mkdir(exist_ok=True)
+        tree.write_to(self._target / name, progress=report)
         self.files += sum(entry.kind != "directory" for entry in tree.entries)
         self.size_bytes += tree.size_bytes
-
-
-class ZipSink(Sink):
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive = archive
-
-    def add(self, name: str, parts: Parts) -> None:
-        with self._archive.open(name, "w", force_zip64=True) as file:
-            for part in parts:
-                file.write(part)
-        self.files += 1
 
 
 @store_command(
@@ -138,7 +124,7 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
             files, size_bytes = _to_old_layout(manager, checkpoints, target, force, chosen)
         else:
             with placed_directory(target, force=force) as draft:
-                sink = DirectorySink(draft)
+                sink = Sink(draft)
                 _write_all(manager, checkpoints, sink, report)
             files, size_bytes = sink.files, sink.size_bytes
         ids = [c.id for c in checkpoints]
@@ -170,7 +156,7 @@ def _to_old_layout(
         jobs = dict.fromkeys(checkpoint.job for checkpoint in checkpoints)
         documents = (file for job in jobs for file in artemis_files(manager, job, view))
     with added_to_directory(target, force=force) as draft:
-        sink = DirectorySink(draft)
+        sink = Sink(draft)
         for name, document in documents:
             sink.add(name, [json.dumps(document, indent=2).encode()])
     return sink.files, sink.size_bytes
@@ -267,7 +253,7 @@ def _to_zip(
     def write(out: BinaryIO) -> None:
         nonlocal files
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            sink = ZipSink(archive)
+            sink = Sink(archive)
             _write_all(manager, checkpoints, sink, report)
             files = sink.files
 

@@ -211,7 +211,7 @@ def _checkpoint_pod(
         for workload in find(find_address(address), pod):
             show_phase(workload.name)
             try:
-                checkpointed = action(workload, stores.of(workload.environment), [GpuMemory(gpu)])
+                checkpointed = action(workload, stores.of(workload.environment), GpuMemory(gpu))
                 outcomes.append(Outcome(workload, checkpointed))
             except CheckpointError as error:
                 outcomes.append(Outcome(workload, error=error))

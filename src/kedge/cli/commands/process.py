@@ -30,7 +30,7 @@ def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool
 
     with session.of_memory().open(create=True) as manager:
         request = Request(key, leave_running=leave_running, options=chosen_options(options))
-        checkpointed = make_checkpoint(manager, ProcessSource.of(parse_pid(pid)), request, companions=[GpuMemory(gpu)])
+        checkpointed = make_checkpoint(manager, ProcessSource.of(parse_pid(pid)), request, gpu=GpuMemory(gpu))
     answer_checkpointed(session, checkpointed, was_left_running=leave_running)
 
 
@@ -62,8 +62,7 @@ def run_command(
     from kedge.containers.supervisor import Supervision
 
     with session.of_memory().open(create=True) as manager:
-        companions = [GpuMemory(gpu)]
-        work = Supervision(manager, key, every_s, chosen_options(options), companions, say=_say, keep=keep)
+        work = Supervision(manager, key, every_s, chosen_options(options), GpuMemory(gpu), say=_say, keep=keep)
         status = work.run(command, fresh=fresh)
     click.get_current_context().exit(status)
 
@@ -92,7 +91,7 @@ def restore_command(session: Session, name: str, gpu: str) -> None:
             "process",
             name,
             lambda taken: ProcessTarget.of(taken, {1: 1, 2: 2}),
-            companions=[GpuMemory(gpu)],
+            gpu=GpuMemory(gpu),
         )
     answer_restored(session, restored)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kedge.containers.protobuf import Message, NotAMessage, u32
@@ -315,18 +316,13 @@ def first_record(files: ImageFiles, name: str, kind: str) -> Message:
         return record
 
 
-class damage:  # noqa: N801 - reads as what it does: `with damage(files, name):`
+@contextmanager
+def damage(files: ImageFiles, name: str) -> Iterator[None]:
     """What no CRIU wrote is Corrupted, and says in which file."""
-
-    def __init__(self, files: ImageFiles, name: str) -> None:
-        self._where = f"{name} of {files.place}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, NotAMessage):
-            raise Corrupted(f"{self._where} is damaged: {error}", hint="take another checkpoint") from error
+    try:
+        yield
+    except NotAMessage as error:
+        raise Corrupted(f"{name} of {files.place} is damaged: {error}", hint="take another checkpoint") from error
 
 
 def image_files(source: str | os.PathLike[str] | ImageFiles) -> ImageFiles:

@@ -16,15 +16,15 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kedge.blobs.group_files import make_own_folder
 from kedge.containers.attempts import state_directory
-from kedge.containers.companions import Phases
+from kedge.containers.phases import Phases
 from kedge.containers.pids import list_names, read_link, read_text
 from kedge.errors import Conflict, GpuFailed, NotFound, Validation, storage_errors
 from kedge.store.lease import started
@@ -37,7 +37,7 @@ _USED = re.compile(r"/dev/nvidia\d+")
 
 @dataclass(slots=True)
 class GpuMemory:
-    """The companion of a checkpoint or restore. `mode` is auto, require or off."""
+    """The GPU's part in one checkpoint or restore. `mode` is auto, require or off."""
 
     mode: str = "auto"
     _paused: list[int] = field(default_factory=list)
@@ -48,8 +48,20 @@ class GpuMemory:
         if self.mode not in ("auto", "require", "off"):
             raise Validation(f"--gpu {self.mode}", hint="use auto, require or off")
 
-    def before_dump(self, pids: Sequence[int], phases: Phases) -> None:
-        """Lock all, then move all: afterwards CRIU finds the memory of the GPUs in that of the processes."""
+    @contextmanager
+    def around_dump(self, pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]) -> Iterator[None]:
+        """While these processes are dumped, or that is given up. What still runs then can go on."""
+        self._before_dump(pids, phases)
+        try:
+            yield
+        finally:
+            self._after_dump(phases, is_running=is_running())
+
+    def _before_dump(self, pids: Sequence[int], phases: Phases) -> None:
+        """Lock all, then move all: afterwards CRIU finds the memory of the GPUs in that of the processes.
+
+        If this fails, it has undone what it did.
+        """
         if self.mode == "off":
             return
         free_forgotten()
@@ -87,7 +99,7 @@ class GpuMemory:
             self._undo()
             raise
 
-    def after_dump(self, phases: Phases, *, is_running: bool) -> None:
+    def _after_dump(self, phases: Phases, *, is_running: bool) -> None:
         if is_running and self._paused:
             with phases.phase("gpu back"):
                 self._undo()

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from kedge.containers import hibernation, snapshot
 from kedge.containers.attempts import Attempt, only_one
 from kedge.containers.bundle import Bundle
-from kedge.containers.companions import Phases, companions_for
 from kedge.containers.credentials import confinement
 from kedge.containers.engine.owners import owner_of_container
+from kedge.containers.gpu import memory_for
 from kedge.containers.guard import Guard
 from kedge.containers.network import refuse_mismatch
+from kedge.containers.phases import Phases
 from kedge.containers.pod_starts import last_start_s, note_start, take_back_start
 from kedge.containers.restore import Target, restore_checkpoint
 from kedge.containers.rootfs import seeing
@@ -192,8 +193,7 @@ def _restore(manager: CheckpointManager, checkpoint_id: str, target: RuncTarget,
     if taken.volumes:
         started_s = last_start_s(target.container.root, target.bundle.spec)
         taken = with_pod_volumes(manager, checkpoint, taken, target.bundle, namespace=namespace, last_start_s=started_s)
-    companions = companions_for(target.bundle.spec)
-    restore_checkpoint(checkpoint, taken, target, companions=companions, phases=Phases())
+    restore_checkpoint(checkpoint, taken, target, gpu=memory_for(target.bundle.spec), phases=Phases())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ def _checkpoint(
     # Imported here, because other signals than TERM, which every engine sends, do without
     from kedge.containers.bundle import ContainerSource
     from kedge.containers.checkpoint import Request, make_checkpoint
-    from kedge.containers.companions import companions_for
+    from kedge.containers.gpu import memory_for
     from kedge.containers.snapshot import OPTIONS, TIES
 
     from . import claims
@@ -99,7 +99,7 @@ def _checkpoint(
         with nullcontext() if leave_running else claims.leaving(manager, mark.key):
             container.write(mark if leave_running else replace(mark, ending=time.time()))
             try:
-                make_checkpoint(manager, source, request, companions=companions_for(source.spec))
+                make_checkpoint(manager, source, request, gpu=memory_for(source.spec))
             except BaseException:
                 container.write(mark)
                 raise
