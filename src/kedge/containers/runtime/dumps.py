@@ -63,13 +63,12 @@ def _descend(home: str, parts: Sequence[str]) -> int:
 
 def import_dump(
     manager: CheckpointManager, path: str, *, key: str, namespace: str, spec: Mapping[str, Any], lease: Lease
-) -> str:
-    """Import what lies there as a generation of `key`, unless that was done before; answers its checkpoint."""
+) -> None:
+    """Import what lies there as a generation of `key`, unless that was done before."""
     work = state_directory()
     make_own_folder(work)
     with opened(path, namespace) as place:
         if os.path.isfile(f"{place}/inventory.img"):
-            done = importer.import_images(manager, place, key=key, spec=spec, work=work, lease=lease)
+            importer.import_images(manager, place, key=key, spec=spec, work=work, lease=lease)
         else:
-            done = importer.import_archive(manager, place, key=key, work=work, lease=lease)
-    return done.checkpoint.id
+            importer.import_archive(manager, place, key=key, work=work, lease=lease)
