@@ -135,8 +135,9 @@ class Run:
                 queue=self._queue or "",
             )
             stack.callback(session.isolation.close)
-            watch_here().add(session)
-            stack.callback(watch_here().remove, session)
+            watch = watch_here()  # another one, where several threads make the first
+            watch.add(session)
+            stack.callback(watch.remove, session)
             if self._wants_signals:
                 session.signals.install()
             stack.callback(session.signals.restore)
