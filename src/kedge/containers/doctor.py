@@ -49,8 +49,8 @@ def _criu() -> Iterator[Finding]:
         yield Finding("criu", "bad", "not on this machine", how)
         return
     version = criu_version(path)
-    numbers = _numbers(version)
-    blind = numbers < [4, 2] and _numbers(os.uname().release) >= [6, 16]
+    numbers = hosts.version_of(version)
+    blind = numbers < [4, 2] and hosts.version_of(os.uname().release) >= [6, 16]
     if numbers < [4, 1]:
         status, fix = "bad", f"4.1 or newer is needed: older ones fail on recent kernels. {how}"
     elif blind:
@@ -90,10 +90,6 @@ def _criu_of_engines() -> Iterator[Finding]:
             yield Finding("criu", "note", what, "link it to a directory of its PATH, such as /usr/local/sbin")
         else:
             yield Finding("criu", "ok", f"{name} (process {process.name}) finds {criu}")
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)[:2]]
 
 
 def _programs() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from functools import cache
 from pathlib import Path
 
@@ -20,30 +21,18 @@ def facts() -> dict[str, object]:
 @cache  # for a process that makes many checkpoints
 def _facts(criu: str | None) -> dict[str, object]:
     system = os.uname()
+    first = read_text("/proc/cpuinfo").split("\n\n")[0].splitlines()
+    processor = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first)}
     return {
         "arch": system.machine,
         "kernel": system.release,
-        "cpu": cpu_model(),
-        "cpu_features": cpu_features(),
+        "cpu": processor.get("model name", ""),
+        "cpu_features": sorted((processor.get("flags") or processor.get("Features") or "").split()),
         "cgroup": cgroup_mode(),
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),
         "libc": " ".join(platform.libc_ver()),
         "criu": criu_version(criu) if criu else "",
     }
-
-
-def cpu_features() -> list[str]:
-    for line in _cpuinfo():
-        if line.startswith(("flags", "Features")):
-            return sorted(line.split(":", 1)[1].split())
-    return []
-
-
-def cpu_model() -> str:
-    for line in _cpuinfo():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return ""
 
 
 def cgroup_mode() -> str:
@@ -52,5 +41,6 @@ def cgroup_mode() -> str:
     return "hybrid" if Path("/sys/fs/cgroup/unified").exists() else "v1"
 
 
-def _cpuinfo() -> list[str]:
-    return read_text("/proc/cpuinfo").split("\n\n")[0].splitlines()
+def version_of(text: object) -> list[int]:
+    """The numbers of a version, the first three of them; none for what is no version."""
+    return [int(part) for part in re.findall(r"\d+", str(text or ""))[:3]]

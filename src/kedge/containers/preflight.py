@@ -14,6 +14,7 @@ from .engine.runc import Container
 from .findings import Finding
 from .gpu.cuda import uses_cuda
 from .gpu.findings import findings as gpu_findings
+from .hosts import version_of
 from .pids import list_names, pids_below, read_link, read_text
 from .rootfs import find_rootfs
 from .runtime.settings import chosen
@@ -176,15 +177,11 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[
     if here.get("cgroup") != there.get("cgroup"):
         what = f"cgroup {there.get('cgroup')}, here {here.get('cgroup')}"
         yield Finding("target", "warn", what, "limits may not be restored: boot it with the same")
-    old, new = _version(here.get("criu")), _version(there.get("criu"))
+    old, new = version_of(here.get("criu")), version_of(there.get("criu"))
     if not new:
         yield Finding("target", "bad", "it has no CRIU", "kedge container doctor there tells how to get it")
     elif new < old:
         yield Finding("target", "warn", f"CRIU {there.get('criu')}, older than {here.get('criu')}", "install the same")
-    if _version(there.get("kernel")) < _version(here.get("kernel")):
+    if version_of(there.get("kernel")) < version_of(here.get("kernel")):
         what = f"kernel {there.get('kernel')}, older than {here.get('kernel')}"
         yield Finding("target", "warn", what, "what the newer one offered may be missed")
-
-
-def _version(text: object) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", str(text or ""))[:3]]

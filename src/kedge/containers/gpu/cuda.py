@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+from uuid import UUID
 
 from kedge.containers.pids import read_text
 from kedge.errors import GpuFailed, Validation
@@ -83,7 +84,7 @@ class Driver:
         if mapping:
             pairs = (_Pair * len(mapping))()
             for pair, (old, new) in zip(pairs, mapping.items(), strict=True):
-                pair.old[:], pair.new[:] = _bytes_of(old), _bytes_of(new)
+                pair.old[:], pair.new[:] = UUID(old).bytes, UUID(new).bytes
             arguments = ctypes.byref(_RestoreArguments(pairs=pairs, count=len(mapping)))
         self._call("cuCheckpointProcessRestore", pid, arguments)
 
@@ -100,7 +101,7 @@ class Driver:
             self._library.cuDeviceGet(ctypes.byref(handle), number)
             if self._library.cuDeviceGetUuid_v2(ctypes.byref(uuid), handle) == 0:
                 self._library.cuDeviceGetName(name, len(name), handle)
-                devices.append(Device(_text_of(bytes(uuid)), name.value.decode(errors="replace")))
+                devices.append(Device(str(UUID(bytes=bytes(uuid))), name.value.decode(errors="replace")))
         return devices
 
     def _call(self, name: str, pid: int, arguments: Any) -> None:
@@ -159,12 +160,3 @@ def holders(pids: Sequence[int]) -> list[int]:
     """The processes that have something on a GPU."""
     candidates = [pid for pid in pids if uses_cuda(pid)]
     return [pid for pid in candidates if driver().state(pid) is not None] if candidates else []
-
-
-def _text_of(uuid: bytes) -> str:
-    text = uuid.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-def _bytes_of(uuid: str) -> bytes:
-    return bytes.fromhex(uuid.replace("-", ""))
