@@ -112,7 +112,7 @@ class SqlTransaction:
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
         lease = self._lease(job)
         if lease and lease.is_live and (left_s := self._left_s(lease)):
-            raise held(job, self._namespace, lease, left_s)
+            raise held(job, self._namespace, lease.token, lease.holder, left_s)
         token = (lease.token if lease else 0) + 1
         self._put_lease(self._leased_no(job), token, holder, ttl_s)
         self.event("lease", holder, job or None, detail=json.dumps({"token": token}))
@@ -157,20 +157,20 @@ def keys_no(ns_no: int) -> int:
     return -ns_no
 
 
-def held(job: str, namespace: str, lease: LeaseRow, left_s: float) -> LeaseHeld:
-    shown = ":".join(lease.holder.split(":")[:2])  # host and process; the rest is for programs
+def held(job: str, namespace: str, token: int, holder: str, left_s: float) -> LeaseHeld:
+    shown = ":".join(holder.split(":")[:2])  # host and process; the rest is for programs
     if job == KEYS:
         return LeaseHeld(
             f"the keys of namespace {namespace} are being changed by {shown}",
             hint="wait until that has ended, then run it again; it ends by itself when its process is gone",
-            holder=lease.holder,
-            token=lease.token,
+            holder=holder,
+            token=token,
         )
     return LeaseHeld(
         f"job {job} is leased by {shown} for another {left_s:.0f} s",
         hint="wait until it ends, or stop that process; a lease ends by itself when its holder is gone",
-        holder=lease.holder,
-        token=lease.token,
+        holder=holder,
+        token=token,
     )
 
 

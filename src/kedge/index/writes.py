@@ -155,7 +155,7 @@ class SqlWrites(SqlTransaction):
         if lease is None or not is_live:
             return False
         if left_s := self._left_s(lease):
-            raise held(new.job, self._namespace, lease, left_s)
+            raise held(new.job, self._namespace, lease.token, lease.holder, left_s)
         return True
 
     def _check_key(self, new: NewCheckpoint) -> None:

@@ -6,8 +6,6 @@ All that a run makes durable is saved here, fenced by the lease, so that a stale
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -84,8 +82,11 @@ class Session:
 
     def _continue_history(self) -> Checkpoint | None:
         """The newest status record of the sessions before this one; what it says is taken over."""
-        if not self.store.list(self.key, limit=1):
-            return None  # a new run asks once
+        job = self.store.store.job(self.key)
+        if job is None or not job.checkpoints:
+            if not self.queue:  # what nobody submitted cannot be cancelled before it has a record
+                self._inbox_at = time.monotonic() + INBOX_EVERY_S
+            return None
         newest = newest_status(self.store, self.key)
         if newest is None:
             raise Conflict(f"job {self.key} is not a run", hint="it holds checkpoints of its own: use another key")
@@ -131,9 +132,11 @@ class Session:
             idempotency_key=idempotency_key,
         )
 
-    def record(self, status: RunStatus, *, error: BaseException | None = None, with_command: bool = False) -> None:
-        """The run's status as a checkpoint, with what this session has done so far."""
-        state = self.account.names()
+    def record(
+        self, status: RunStatus, *, error: BaseException | None = None, origin: Mapping[str, object] | None = None
+    ) -> None:
+        """The run's status as a checkpoint, with what this session has done so far; `origin`: how it was started."""
+        state = {**self.account.names(), **(origin or {})}
         metadata: dict[str, object] = {
             "session": self.number,
             "began_at": self.began_at,
@@ -151,8 +154,8 @@ class Session:
             state["released"] = released
         if self.queue:
             metadata["queue"] = self.queue
-        if with_command:  # how this process was started, for `kedge runs resume`
-            state["command"] = {"argv": list(sys.orig_argv), "cwd": os.getcwd()}
+        if origin and "entry" in origin:
+            metadata["has_entry"] = True
         if error is not None and status is not RunStatus.COMPLETED:
             metadata["error"] = one_line(error)
             metadata["is_denied"] = isinstance(error, Denied)

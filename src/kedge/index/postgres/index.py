@@ -23,14 +23,16 @@ from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting, one_b
 from kedge.index.rows import Row, late_manifests
 from kedge.index.sqlite.connections import survive_forks
 from kedge.index.writes import SqlWrites
+from kedge.model import Lease
 from kedge.ports import (
+    KEYS,
     Checkpoints,
     NewCheckpoint,
     Outcomes,
     References,
 )
 
-from .batch import commit_together
+from .batch import Quick, ReleaseLease, TakeLease, commit_together
 from .dialect import for_postgres
 from .reads import PostgresReads
 from .server import Connection, Server, typed
@@ -96,7 +98,8 @@ class PostgresIndex(PostgresReads, SqlChanges):
     def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
         """May be run again as long as no commit was sent: Unavailable. Afterwards callers get OutcomeUnknown."""
         with self._server.lend() as db:
-            if self._commit_saves(db, batch):
+            batch = self._run_quickly(db, batch)
+            if not batch:
                 return
             if not self._run_together(db, batch):
                 self._run_apart(db, batch)
@@ -112,24 +115,27 @@ class PostgresIndex(PostgresReads, SqlChanges):
         db.close()
         self._server.distrust()
 
-    def _commit_saves(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
-        """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done."""
-        saves = [waiting.operation for waiting in batch if isinstance(waiting.operation, Save)]
-        if len(saves) < len(batch):
-            return False
+    def _run_quickly(self, db: Connection, batch: Sequence[Waiting[Any]]) -> Sequence[Waiting[Any]]:
+        """The quick way, for saves and leases with which nothing is the matter; answers what is still to be done."""
+        operations = [waiting.operation for waiting in batch if isinstance(waiting.operation, Quick)]
+        if len(operations) < len(batch):
+            return batch
         for waiting in batch:
             waiting.error = None
         try:
-            saved = commit_together(db, saves, self._ns, self.namespace)
+            outcomes = commit_together(db, operations, self._ns, self.namespace)
         except Exception as error:  # noqa: BLE001 - the other ways meet it again, and tell whose it is
             if not db.closed:
                 db.execute("ROLLBACK")
-                return False
+                return batch
             self._lose(db, batch, error)
-            return True
-        for waiting, checkpoints in zip(batch, saved or (), strict=saved is not None):
-            waiting.result = checkpoints
-        return saved is not None
+            return ()
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                waiting.error = outcome
+            elif outcome is not None:
+                waiting.result = outcome[0]
+        return [waiting for waiting, outcome in zip(batch, outcomes, strict=True) if outcome is None]
 
     def _begin(self, db: Connection, *, is_careful: bool, pipeline: psycopg.Pipeline | None = None) -> PostgresWrites:
         db.execute("BEGIN")
@@ -186,6 +192,19 @@ class PostgresIndex(PostgresReads, SqlChanges):
             else:
                 answers.append(outcome if isinstance(outcome, BaseException) else outcome[0])
         return answers
+
+    # Leases
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        if job == KEYS:
+            return super().acquire_lease(job, holder, ttl_s)
+        return self._write_again(TakeLease(job, holder, ttl_s))  # one whose answer was lost runs out by itself
+
+    def release_lease(self, lease: Lease) -> None:
+        if lease.job == KEYS:
+            super().release_lease(lease)
+        else:
+            self._write_again(ReleaseLease(lease))
 
     # Chunks and packs
 
