@@ -20,10 +20,10 @@ from .approval import Approval, PendingApproval, decide, find_approvals, pending
 from .declaration import Pipeline, current_run, pipeline, step
 from .failure import ItemError, StepFailed
 from .inbox import send
-from .queues import Handle, Queue
+from .queues import Handle, Queue, Submission
 from .retry import Retry
 from .run import Run
-from .schedules import schedule
+from .schedules import Rule, schedule, schedule_call
 from .signals import Paused
 from .streams import follow
 
@@ -31,9 +31,9 @@ run = Run
 queue = Queue
 
 __all__ = [
-    "Approval", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Run", "StepFailed",
-    "current_run", "decide", "find_approvals", "follow", "pending_approvals", "pipeline", "queue", "run", "schedule",
-    "send", "step",
+    "Approval", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Rule", "Run",
+    "StepFailed", "Submission", "current_run", "decide", "find_approvals", "follow", "pending_approvals", "pipeline",
+    "queue", "run", "schedule", "schedule_call", "send", "step",
 ]  # fmt: skip
 
 

@@ -55,9 +55,8 @@ from .entries import (
 )
 from .failure import one_line
 from .groups import active_tags, advance, advance_all
-from .history import run_of
 from .limits import QueueLimits
-from .owner import take_lease
+from .owner import newest_status, status_of, take_lease
 from .retry import Retry
 from .run import Run
 from .schedules import fire
@@ -298,7 +297,7 @@ class Worker:
                 if job in self._schedules:
                     self._fire(entry)
                 elif (current := self._look_again(entry)) is not None:
-                    self._carry_out(job, current, lease)
+                    self._carry_out(job, *current, lease)
         except LeaseHeld:
             self._collided = True
             self._delayed[job].put_back(entry, self._lease_s)  # if that ends badly, it is still due
@@ -320,19 +319,18 @@ class Worker:
         for key in fire(self._store, record):
             self._tell(key, "is submitted by its schedule")
 
-    def _look_again(self, entry: Entry) -> Entry | None:
-        """The entry as it is now that its run is ours; None if it has ended or was given up meanwhile."""
+    def _look_again(self, entry: Entry) -> tuple[Entry, Mapping[str, object]] | None:
+        """The entry and its metadata, now that its run is ours; None if it has ended or was given up meanwhile."""
         try:
             record = self._store.get(entry.id)
         except NotFound:
             return None
         drop_replaced(self._store, record)
         current = Entry.of(record)
-        return None if current is None or current.state == DEAD else current
+        return None if current is None or current.state == DEAD else (current, record.metadata)
 
-    def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:
-        summary = run_of(self._store, entry.key) if lease.token > 1 else None  # nobody had it before
-        if summary is not None and summary.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
+    def _carry_out(self, job: str, entry: Entry, metadata: Mapping[str, object], lease: Lease) -> None:
+        if lease.token > 1 and self._has_ended(entry):  # else nobody had it before
             self._finish(job, entry)
             return
         takeovers = entry.takeovers + (entry.state == RUNNING)
@@ -344,7 +342,7 @@ class Worker:
         run = Run(
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
             grace_s=self._grace_s, signals=False, progress=False, lease=lease,
-            queue="" if job == queue_job(RECOVERY) else queue_of(job),
+            queue="" if job == queue_job(RECOVERY) else queue_of(job), submitted={"entry": metadata, "call": call},
         )  # fmt: skip
         try:
             self._call(pipeline, run, entry, call)
@@ -364,6 +362,13 @@ class Worker:
         else:
             self._finish(job, entry)
             self._tell(entry.key, "is completed")
+
+    def _has_ended(self, entry: Entry) -> bool:
+        """Whoever carried it out died before the entry was deleted, or it was cancelled."""
+        if (newest := newest_status(self._store, entry.key)) is None:
+            return False
+        status = status_of(newest)
+        return status is RunStatus.CANCELLED or (status is RunStatus.COMPLETED and entry.has_ended(newest))
 
     def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
         if inspect.iscoroutinefunction(pipeline.function):

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from kedge.errors import Conflict, Validation
@@ -22,6 +22,8 @@ from .run import Run
 from .step import Call, Options, parse_options
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from kedge.llm.calls import Shared
 
 P = ParamSpec("P")
@@ -101,6 +103,17 @@ class Pipeline(Generic[P, R]):
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise Validation(f"pipeline {self.name}: {error}", hint=f"it takes {signature}") from None
+
+    def check_options(self, args: Sequence[Any], options: DataclassInstance) -> None:
+        """Raise Validation for an option that the pipeline has a parameter of the same name for: whose is it?"""
+        free = list(inspect.signature(self.function).parameters)[len(args) :]
+        for option in fields(options):
+            if option.name in free and getattr(options, option.name) != option.default:
+                raise Validation(
+                    f"{option.name}= is an option here, and a parameter of pipeline {self.name}",
+                    hint=f"pass the arguments up to {option.name} by position, or all of them as a mapping: "
+                    "Queue.submit_call, kedge.pipeline.schedule_call",
+                )
 
     def key_of(self, *args: Any, **kwargs: Any) -> str:
         """The key of the run that a call with these arguments is."""

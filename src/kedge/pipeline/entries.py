@@ -82,6 +82,7 @@ class Entry:
     takeovers: int  # of workers that died at it
     note: str  # why it is dead
     group: str  # whose runs go one after another; "": none
+    sessions: int  # that the run had when it was submitted: completed ones are submitted again
 
     @classmethod
     def of(cls, record: Checkpoint) -> Entry | None:
@@ -98,7 +99,13 @@ class Entry:
             record.id, record.seq, key, pipeline, _shown(tags.get("state", "")), priority, due_at,
             int(failed) if (failed := tags.get("attempts", "")).isdecimal() else attempts, retries,
             int(takeovers), tags.get("note", ""), group if isinstance(group := about.get("group"), str) else "",
+            sessions if isinstance(sessions := about.get("sessions"), int) else 0,
         )  # fmt: skip
+
+    def has_ended(self, newest: Checkpoint) -> bool:
+        """Whether the run, whose newest status record this is, ended after the entry was submitted."""
+        session = newest.metadata.get("session")
+        return isinstance(session, int) and session > self.sessions
 
     def to_json(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__slots__}

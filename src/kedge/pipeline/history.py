@@ -295,6 +295,14 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
     raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
 
 
+def entry_of_run(store: CheckpointManager, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(entry, call) with which a worker began a run."""
+    for record in store.list(key, tags={"kind": "run"}, metadata={"has_entry": True}, limit=1):
+        state: Any = store.load(record.id)
+        return state["entry"], state["call"]
+    raise NotFound(f"run {key} does not say what it was called with", hint="submit it again, under another key")
+
+
 def check_own_program(store: CheckpointManager, run: RunSummary) -> None:
     """Raise Conflict for a run of a queue: whoever starts its program again starts a worker for all of the queue."""
     if run.queue:
@@ -310,6 +318,11 @@ def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
     if run.status is RunStatus.CANCELLED:
         raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
     check_own_program(store, run)
+    check_unfinished(store, run)
+
+
+def check_unfinished(store: CheckpointManager, run: RunSummary) -> None:
+    """Raise Conflict for a completed run with nothing left to do: no failed item, no failure asked for again."""
     if run.status is not RunStatus.COMPLETED or any(items.failed for items in maps_of(store, run.key)):
         return
     newest = newest_status(store, run.key)

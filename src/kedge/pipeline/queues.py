@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Self
 
 from kedge.errors import Cancelled, Conflict, NotFound, StepTimeout, Validation
@@ -17,7 +18,7 @@ from .declaration import Pipeline, parse_pipeline
 from .entries import DEAD, HELD, PRIORITIES, Entry, entries_of, new_entry, queue_job, ready, save_entry
 from .failure import Failure
 from .groups import advance, held_tags
-from .history import run_of
+from .history import check_unfinished, entry_of_run, run_of
 from .inbox import StoreLike, opened, parse_run_key
 from .keys import digest_of
 from .limits import Limits, QueueLimits, parse_limits, save_limits
@@ -26,6 +27,31 @@ from .retry import parse_count
 from .wait import parse_seconds
 
 LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How a run is submitted: the options of `Queue.submit`."""
+
+    key: str | None = None
+    priority: int = 5
+    delay_s: float = 0.0
+    deduplicate: bool = True
+    retries: int = 0
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if self.priority not in PRIORITIES or isinstance(self.priority, bool):
+            raise Validation(f"priority must be a whole number from 0 to 9 (got {self.priority!r})")
+        parse_seconds("delay_s", self.delay_s)
+        parse_count("retries", self.retries)
+        if not isinstance(self.group, str) or len(self.group) > MAX_STEP_CHARACTERS:
+            raise Validation(
+                f"group must be a text of at most {MAX_STEP_CHARACTERS} characters (got {self.group!r:.100})"
+            )
+
+
+_AS_USUAL = Submission()
 
 
 class Queue:
@@ -41,6 +67,7 @@ class Queue:
     def submit(
         self,
         pipeline: Pipeline[..., Any],
+        /,
         *args: Any,
         key: str | None = None,
         priority: int = 5,
@@ -58,31 +85,43 @@ class Queue:
         one `group` are carried out one after another, in the order of submission; groups take turns. QueueFull when the
         queue holds as much as it may (`limit`).
         """
-        parse_pipeline(pipeline).check_call(args, kwargs)
-        if priority not in PRIORITIES or isinstance(priority, bool):
-            raise Validation(f"priority must be a whole number from 0 to 9 (got {priority!r})")
-        parse_seconds("delay_s", delay_s)
-        parse_count("retries", retries)
-        if not isinstance(group, str) or len(group) > MAX_STEP_CHARACTERS:
-            raise Validation(f"group must be a text of at most {MAX_STEP_CHARACTERS} characters (got {group!r:.100})")
-        name = pipeline.key_of(*args, **kwargs) if key is None else key
+        submission = Submission(key, priority, delay_s, deduplicate, retries, group)
+        parse_pipeline(pipeline).check_options(args, submission)
+        return self.submit_call(pipeline, args, kwargs, submission)
+
+    def submit_call(
+        self,
+        pipeline: Pipeline[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        submission: Submission = _AS_USUAL,
+    ) -> Handle:
+        """`submit` for arguments whose names the options of `submit` have, too."""
+        call = {"args": list(args), "kwargs": dict(kwargs or {})}
+        parse_pipeline(pipeline).check_call(call["args"], call["kwargs"])
+        deduplicate = submission.deduplicate
+        name = pipeline.key_of(*call["args"], **call["kwargs"]) if submission.key is None else submission.key
         name = parse_run_key(name if deduplicate else f"{name}-{os.urandom(6).hex()}")
-        inputs = digest_of([pipeline.name, list(args), kwargs], f"pipeline {pipeline.name}").hex()
+        inputs = digest_of([pipeline.name, call["args"], call["kwargs"]], f"pipeline {pipeline.name}").hex()
         handle = Handle(self.store, name, self._job)
         if (earlier := self.store.list(self._job, tags={"run": name}, limit=1)) and deduplicate:
             if earlier[0].metadata.get("inputs") != inputs:
                 raise Conflict(f"run {name} was submitted with other arguments", hint="use another key=")
             return handle
         self._limits.check_room()
-        due_at = time.time() + delay_s if delay_s else 0.0
-        entry = new_entry(name, pipeline.name, inputs, priority=priority, due_at=due_at, retries=retries, group=group)
-        call = {"args": list(args), "kwargs": kwargs}
-        if group:
+        due_at = time.time() + submission.delay_s if submission.delay_s else 0.0
+        priority, retries, group = submission.priority, submission.retries, submission.group
+        self._put(
+            new_entry(name, pipeline.name, inputs, priority=priority, due_at=due_at, retries=retries, group=group), call
+        )
+        return handle
+
+    def _put(self, entry: Mapping[str, Any], call: object) -> None:
+        if group := entry["group"]:
             save_entry(self.store, self._job, entry, call, tags=held_tags(group), state=HELD)
             advance(self.store, self._job, group)
         else:
             save_entry(self.store, self._job, entry, call)
-        return handle
 
     def limit(
         self, *, concurrency: int | None = None, rate_per_s: float | None = None, max_queued: int | None = None
@@ -112,16 +151,25 @@ class Queue:
         return 0 if job is None else job.checkpoints
 
     def retry(self, key: str) -> None:
-        """Have a run that was given up carried out again, from where it stopped."""
-        for entry in self.entries(DEAD):
-            if entry.key == key:
+        """Have a run that was given up carried out again, from where it stopped.
+
+        Also a completed one, if items of it failed or failures that it handled were asked for again (`retry_failed`).
+        """
+        entries = list(entries_of(self.store.list(self._job, tags={"run": key})))
+        for entry in entries:
+            if entry.state == DEAD:
                 if entry.group:
                     self.store.tag(entry.id, state=HELD, takeovers="0", note=None, **held_tags(entry.group))
                     advance(self.store, self._job, entry.group)
                 else:
                     self.store.tag(entry.id, state=ready(entry.priority), takeovers="0", note=None)
                 return
-        raise NotFound(f"queue {self.name} has no dead run {key}", hint=f"kedge queue list {self.name} shows them")
+        run = run_of(self.store, key)
+        if entries or run is None or run.status is not RunStatus.COMPLETED or run.queue != self.name:
+            raise NotFound(f"queue {self.name} has no dead run {key}", hint=f"kedge queue list {self.name} shows them")
+        check_unfinished(self.store, run)
+        entry_before, call = entry_of_run(self.store, key)
+        self._put({**entry_before, "due_at": 0.0, "attempts": 0, "sessions": run.sessions}, call)
 
     def close(self) -> None:
         """Close the store, if this has opened it."""
@@ -190,6 +238,8 @@ class Handle:
         newest = newest_status(self._store, self.key)
         status = None if newest is None else newest.metadata.get("status")
         if newest is not None and status == RunStatus.COMPLETED:
+            if any(not entry.has_ended(newest) for entry in entries):
+                return None  # it is carried out again
             state: Any = self._store.load(newest.id)
             if "result" not in state:
                 raise Conflict(f"run {self.key} was not completed by a worker: it keeps no result")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -70,12 +71,13 @@ class Run:
         timeout_s: float | None = None,
         lease: Lease | None = None,
         queue: str | None = None,
+        submitted: Mapping[str, object] | None = None,
     ) -> None:
         """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case.
 
         After `timeout_s` from its first beginning, pauses included, the run fails with StepTimeout. `lease` is that of
         the run, if the caller holds it. `queue` is the one whose worker carries it out; "": it takes over a run that
-        was in none.
+        was in none. `submitted` is what was: {"entry": …, "call": …}.
         """
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
@@ -90,6 +92,7 @@ class Run:
         self._timeout_s = parse_timeout(timeout_s)
         self._held = lease
         self._queue = queue
+        self._submitted = submitted
         self._stack: ExitStack | None = None
         self._session: Session | None = None  # the newest one, also when it is over
         self._steps: Steps
@@ -141,11 +144,17 @@ class Run:
             if self._wants_signals:
                 session.signals.install()
             stack.callback(session.signals.restore)
-            session.record(RunStatus.RUNNING, with_command=self._queue is None)  # a worker is not the run's program
+            session.record(RunStatus.RUNNING, origin=self._origin())
             stack.enter_context(Place(self).entered())
             self._session, self._steps, self._stack = session, Steps(session), stack.pop_all()
             self.pipeline = session.pipeline
         return self
+
+    def _origin(self) -> Mapping[str, object]:
+        """With what the run can be started again: its program, or its call if a worker, which is none, calls it."""
+        if self._queue is None:
+            return {"command": {"argv": list(sys.orig_argv), "cwd": os.getcwd()}}
+        return self._submitted or {}
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         stack, self._stack = self._stack, None

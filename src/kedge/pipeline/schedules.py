@@ -8,7 +8,7 @@ place of the old one. So it is fenced and taken over as any entry is, no moment 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -101,10 +101,38 @@ class Schedule:
         return {**facts, "due_at": self.due_at.isoformat()}
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When a schedule is due: the options of `schedule`."""
+
+    cron: str | None = None
+    every_s: float | None = None
+    tz: str = "UTC"
+    catch_up: str = "last"
+    jitter_s: float = 0.0
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.cron is None) == (self.every_s is None):
+            raise Validation("a schedule needs either cron= or every_s=")
+        if self.catch_up not in CATCH_UP:
+            raise Validation(f"catch_up={self.catch_up!r}", hint=f"use one of: {', '.join(CATCH_UP)}")
+        if self.every_s is not None and parse_seconds("every_s", self.every_s) < 1:
+            raise Validation(f"every_s must be at least 1 (got {self.every_s!r})")
+        parse_seconds("jitter_s", self.jitter_s)
+        parse_count("retries", self.retries)
+        parse_zone(self.tz)
+
+    @property
+    def ticks(self) -> Ticks:
+        return parse_cron(self.cron, self.tz) if self.cron is not None else Interval(self.every_s or 0)
+
+
 def schedule(
     queue: Queue,
     name: str,
     pipeline: Pipeline[..., Any],
+    /,
     *args: Any,
     cron: str | None = None,
     every_s: float | None = None,
@@ -120,31 +148,35 @@ def schedule(
     which no worker was there: run "all" of them, the "last" one, or "none". A run begins up to `jitter_s` later. A
     parameter `scheduled_at` of the pipeline is given the moment. The same name with other rules replaces the schedule.
     """
+    rule = Rule(cron, every_s, tz, catch_up, jitter_s, retries)
+    parse_pipeline(pipeline).check_options(args, rule)
+    return schedule_call(queue, name, pipeline, args, kwargs, rule)
+
+
+def schedule_call(
+    queue: Queue,
+    name: str,
+    pipeline: Pipeline[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rule: Rule,
+) -> Schedule:
+    """`schedule` for arguments whose names the options of `schedule` have, too."""
     parse_name("schedule", name)
+    call = {"args": list(args), "kwargs": dict(kwargs)}
     takes_moment = _MOMENT in inspect.signature(parse_pipeline(pipeline).function).parameters
     pipeline.check_call(args, {**kwargs, _MOMENT: now()} if takes_moment else kwargs)
-    if (cron is None) == (every_s is None):
-        raise Validation(f"schedule {name}: give one of cron= and every_s=")
-    if catch_up not in CATCH_UP:
-        raise Validation(f"catch_up={catch_up!r}", hint=f"use one of: {', '.join(CATCH_UP)}")
-    if every_s is not None and parse_seconds("every_s", every_s) < 1:
-        raise Validation(f"every_s must be at least 1 (got {every_s!r})")
-    parse_seconds("jitter_s", jitter_s)
-    parse_zone(tz)
-    ticks: Ticks = parse_cron(cron, tz) if cron is not None else Interval(every_s or 0)
-    due_at = ticks.after(now())
+    due_at = rule.ticks.after(now())
     assert due_at is not None  # nosec B101 # parse_cron has looked
-    rule = {
-        "name": name, "queue": queue.name, "cron": cron or "", "every_s": every_s or 0.0, "zone": tz,
-        "catch_up": catch_up, "jitter_s": jitter_s, "retries": parse_count("retries", retries),
-        "takes_moment": takes_moment,
-    }  # fmt: skip
     entry = new_entry(_lease_name(queue.name, name), pipeline.name, due_at=due_at.timestamp())
-    entry["schedule"] = rule
+    entry["schedule"] = {
+        "name": name, "queue": queue.name, "cron": rule.cron or "", "every_s": rule.every_s or 0.0, "zone": rule.tz,
+        "catch_up": rule.catch_up, "jitter_s": rule.jitter_s, "retries": rule.retries, "takes_moment": takes_moment,
+    }  # fmt: skip
     job = schedule_job(queue.name)
     with take_lease(queue.store, entry["run"], _LEASE_S, wait_s=_LEASE_S):
         earlier = _records(queue.store, queue.name, name)
-        save_entry(queue.store, job, entry, {"args": list(args), "kwargs": kwargs}, tags={"schedule": name})
+        save_entry(queue.store, job, entry, call, tags={"schedule": name})
         for record in earlier:
             drop_entry(queue.store, record.id)
     return find_schedule(queue.store, queue.name, name)

@@ -68,6 +68,41 @@ def test_arguments_that_a_pipeline_does_not_take_are_refused_by_schedule(run: Ru
     assert [found["name"] for found in answer(run("schedule", "list", "q", "--json"))["schedules"]] == ["s1"]
 
 
+def test_arguments_of_a_scheduled_pipeline_may_be_called_as_options_are(run: Run, store: Path) -> None:
+    program = Path("zoned_program.py")
+    program.write_text("import kedge\n\n@kedge.pipeline\ndef tick(name, tz, cron):\n    return [name, tz, cron]\n")
+    arguments = [word for name in ("name", "tz", "cron") for word in ("--arg", f"{name}={name}-of-pipeline")]
+    run("schedule", "add", "q", "s1", f"{program}:tick", "--cron", "0 3 * * *", *arguments)
+    with kedge.open(store) as opened:
+        (record,) = opened.list("queue:q:schedules")
+        assert opened.load(record.id)["kwargs"] == {name: f"{name}-of-pipeline" for name in ("name", "tz", "cron")}
+
+
+@kedge.pipeline
+def handles_a_failure() -> str:
+    try:
+        kedge.current_run().step("charge", work.function, 2)
+    except ValueError:
+        kedge.current_run().step("release", lambda: None)
+    return "released"
+
+
+def test_a_failure_that_a_completed_run_handled_is_retried_by_its_queue(run: Run, store: Path) -> None:
+    with kedge.open(store) as opened:
+        kedge.queue("q", store=opened).submit(handles_a_failure, key="booking")
+        Worker(opened, ["q"], {"handles_a_failure": handles_a_failure}).serve(until_empty=True)
+    assert "already completed" in run("queue", "retry", "q", "booking", code=5).stderr
+    assert "charge will run again" in run("queue", "retry", "q", "booking", "--retry-failed").stderr
+    with kedge.open(store) as opened:
+        Worker(opened, ["q"], {"handles_a_failure": handles_a_failure}).serve(until_empty=True)
+    steps = answer(run("runs", "show", "booking", "--json"))["steps"]
+    assert [(step["path"], step["verdict"], step["attempts"]) for step in steps] == [
+        ("charge", "failed", 1),
+        ("release", "reused", 1),
+    ]
+    assert answer(run("runs", "show", "booking", "--json"))["run"]["sessions"] == 2
+
+
 def test_a_run_that_waits_in_a_queue_is_cancelled_by_its_key(run: Run, store: Path) -> None:
     with kedge.open(store) as opened:
         kedge.queue("q", store=opened).submit(work, 1, key="one")

@@ -165,6 +165,65 @@ def test_a_failed_run_is_tried_again_and_then_given_up(store: CheckpointManager,
         queue.retry("work")
 
 
+def test_a_completed_run_is_carried_out_again_for_its_failed_items(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    is_mended = False
+    worked: list[int] = []
+
+    @kedge.pipeline
+    def work() -> list[int]:
+        def item(number: int) -> int:
+            worked.append(number)
+            if number == 2 and not is_mended:
+                raise ValueError("no")
+            return number
+
+        results = kedge.current_run().map(item, [1, 2, 3], name="items", workers=1, on_error="collect")
+        return [result for result in results if not isinstance(result, kedge.ItemError)]
+
+    handle = queue.submit(work, group="g")
+    serve(store, work)
+    assert handle.result(0) == [1, 3]
+    with pytest.raises(kedge.NotFound):
+        kedge.queue("other", store=store).retry(handle.key)
+    queue.retry(handle.key)
+    with pytest.raises(kedge.StepTimeout):
+        handle.result(0)  # it is carried out again
+    with pytest.raises(kedge.NotFound):
+        queue.retry(handle.key)
+    (entry,) = queue.entries()
+    assert entry.group == "g"
+    is_mended = True
+    record = store.get(entry.id)
+    store.save(  # somebody asked for it at the same moment
+        record.job, record.step, store.load(record.id), level="pipeline", tags=record.tags, metadata=record.metadata
+    )
+    serve(store, work)
+    assert handle.result(0) == [1, 2, 3]
+    assert sorted(worked) == [1, 2, 2, 3]
+    assert find_run(store, handle.key).sessions == 2
+    assert len(queue) == 0
+    with pytest.raises(Conflict, match="already completed"):
+        queue.retry(handle.key)
+
+
+def test_arguments_may_be_called_as_options_are(store: CheckpointManager, queue: kedge.Queue) -> None:
+    @kedge.pipeline
+    def echo(name: str, tz: str, key: str = "", cron: str = "") -> list[str]:
+        return [name, tz, key, cron]
+
+    asked: dict[str, Any] = {"name": "n", "tz": "t", "key": "k", "cron": "c"}
+    handles = [queue.submit_call(echo, (), asked), queue.submit(echo, "n", "t", "k", cron="c", key="run")]
+    with pytest.raises(kedge.Validation, match="key= is an option here"):
+        queue.submit(echo, "n", "t", key="run")
+    with pytest.raises(kedge.Validation, match="tz= is an option here"):
+        kedge.schedule(queue, "s", echo, "n", every_s=1, tz="Europe/Berlin")
+    serve(store, echo)
+    assert [handle.result(0) for handle in handles] == [["n", "t", "k", "c"]] * 2
+    assert handles[1].key == "run"
+
+
 def test_a_worker_that_was_suspended_is_refused_and_another_one_ends_the_run(
     store: CheckpointManager, queue: kedge.Queue
 ) -> None:

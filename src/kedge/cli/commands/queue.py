@@ -8,6 +8,7 @@ import click
 
 from kedge.cli.command import Number, Session, command_group, store_command
 from kedge.terminal.tables import Column
+from kedge.terminal.text import safe
 
 if TYPE_CHECKING:
     from kedge.pipeline.entries import Entry
@@ -26,7 +27,7 @@ _ENTRIES: tuple[Column[Entry], ...] = (
 @store_command(
     "list",
     json_keys='{"entries": [{id, seq, key, pipeline, state, priority, due_at, attempts, retries, takeovers, note, '
-    "group}]}",
+    "group, sessions}]}",
 )
 @click.argument("name")
 @click.option("--dead", is_flag=True, help="Only dead runs: those with no retries left.")
@@ -47,11 +48,19 @@ def list_command(session: Session, name: str, dead: bool, limit: int | None) -> 
 @store_command("retry", json_keys='{"queue": …, "run": …}')
 @click.argument("name")
 @click.argument("run")
-def retry_command(session: Session, name: str, run: str) -> None:
-    """Put the dead RUN back into queue NAME. It resumes where it stopped."""
+@click.option("--retry-failed", is_flag=True, help="Also run the steps whose failure the pipeline handled.")
+def retry_command(session: Session, name: str, run: str, retry_failed: bool) -> None:
+    """Put the dead RUN back into queue NAME. It resumes where it stopped.
+
+    A completed run can be put back if items of its maps failed, or with --retry-failed.
+    """
+    from kedge.pipeline import kept
     from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
+        if retry_failed:
+            for path in kept.retry_failed(manager, run):
+                click.echo(f"{safe(path)} will run again", err=True)
         Queue(name, store=manager).retry(run)
     session.answer({"queue": name, "run": run}, f"{run} is in queue {name} again")
 

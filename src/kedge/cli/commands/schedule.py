@@ -68,16 +68,16 @@ def add_command(
     The workers of QUEUE submit the runs (`kedge worker`).
     """
     from kedge.pipeline.queues import Queue
-    from kedge.pipeline.schedules import schedule
+    from kedge.pipeline.schedules import Rule, schedule_call
 
     if (cron is None) == (every_s is None):
         raise click.UsageError("give either --cron or --every")
     with errors_as_python_shows_them(ctx):
         pipeline = load_pipeline(target)
     arguments = parse_json_pairs("--arg", args)
-    rules = {"cron": cron, "every_s": every_s, "tz": tz, "catch_up": catch_up, "jitter_s": jitter_s, "retries": retries}
+    rule = Rule(cron, every_s, tz, catch_up, jitter_s, retries)
     with session.open(create=True) as manager:
-        made = schedule(Queue(queue, store=manager), name, pipeline, **rules, **arguments)  # type: ignore[arg-type]
+        made = schedule_call(Queue(queue, store=manager), name, pipeline, (), arguments, rule)
     session.answer(made.to_json(), f"{name} is next due on {made.due_at:%Y-%m-%d %H:%M:%S} UTC")
 
 
