@@ -6,6 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import kedge
+from kedge.pipeline.heartbeat import Heartbeat
 from kedge.server.page import search
 
 
@@ -88,6 +89,9 @@ def test_forged_entries_break_no_page(client: TestClient, store: kedge.Checkpoin
     store.save("queue:forged", "s", 1, metadata={"run": 7}, tags={"state": "dead"})
     store.save("queue:forged:schedules", "s", 1, metadata={"schedule": "none", "due_at": 1e300})
     store.save("queue:a:schedules:schedules", "s", 1)
+    store.save("queue:recovery:workers", "s", 1, metadata={"owner": 7}, tags={"seen_at": "now"})
+    Heartbeat(store, ["forged"], 3).beat()
     answer = client.get("/queues")
     assert answer.status_code == 200
+    assert "0/3" in answer.text
     assert "forged" in answer.text

@@ -55,6 +55,7 @@ from .entries import (
 )
 from .failure import one_line
 from .groups import active_tags, advance, advance_all
+from .heartbeat import Heartbeat
 from .limits import QueueLimits
 from .owner import newest_status, status_of, take_lease
 from .retry import Retry
@@ -114,6 +115,7 @@ class Worker:
         self._wake = threading.Event()
         self._stopping = ""
         self.is_stopping_runs = False  # the grace period is over
+        self._heartbeat = Heartbeat(store, queues, concurrency)
 
     def stop(self, reason: str) -> None:
         """Take nothing more; runs at work end, or pause before their next step when the grace period is over."""
@@ -127,6 +129,7 @@ class Worker:
                 while not self._stopping:
                     self._wake.clear()
                     try:
+                        self._heartbeat.beat()
                         seen = self._store.events(limit=1, newest=True)
                         self._recover(threads)
                         if self._take(threads) or not self._is_at_rest():
@@ -140,6 +143,7 @@ class Worker:
                         self._wake.wait(IDLE_S)
             finally:
                 self._let_end()
+        self._heartbeat.end()
 
     def _tell(self, run: str, text: str) -> None:
         with suppress(Exception):  # nobody may be there to read it; no run fails by that

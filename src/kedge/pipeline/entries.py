@@ -26,7 +26,7 @@ from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
 READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
 PRIORITIES = range(10)
 RECOVERY = "recovery"  # the queue of runs that nobody submitted, and that are taken over when their process dies
-_RESERVED = ("schedules", "limits", "rate")  # what Kedge keeps beside a queue; also place-0, place-1, …
+_RESERVED = ("schedules", "limits", "rate", "workers")  # what Kedge keeps beside a queue; also place-0, place-1, …
 _MOST_CHARACTERS = 112  # of a name: so much that the names of all jobs beside it are valid
 _FIELDS = {"run": str, "pipeline": str, "priority": int, "due_at": float, "attempts": int, "retries": int}
 
@@ -64,6 +64,11 @@ def schedule_job(name: str) -> str:
 def limits_job(name: str) -> str:
     """The job that holds the limits of a queue."""
     return queue_job(name) + ":limits"
+
+
+def workers_job() -> str:
+    """The job that holds the records of workers, beside the queue that all of them work for."""
+    return queue_job(RECOVERY) + ":workers"
 
 
 @dataclass(frozen=True, slots=True)

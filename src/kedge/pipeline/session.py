@@ -67,7 +67,7 @@ class Session:
         self.isolation = Isolation()
         self.account = Account()
         self.tasks: set[Task[Any]] = set()  # that carry out steps now
-        self.began_at = time.time()
+        self.began_at = self.session_began_at = time.time()  # of the run; of this session
         self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
         self.completed_at: datetime | None = None  # in an earlier session
         self._timeout_s = timeout_s
@@ -140,6 +140,7 @@ class Session:
         metadata: dict[str, object] = {
             "session": self.number,
             "began_at": self.began_at,
+            "session_began_at": self.session_began_at,
             "version": self.version,
             "pipeline": self.pipeline,
             "inbox": self._inbox.seen,

@@ -11,6 +11,7 @@ import pytest
 import kedge
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import DEAD, DELAYED
+from kedge.pipeline.heartbeat import Heartbeat
 from tests.unit.cli.test_app import Run, answer, run, store  # noqa: F401 - fixtures
 from tests.waiting import wait_for
 
@@ -140,6 +141,15 @@ def test_a_run_of_a_queue_is_not_resumed_by_its_key(run: Run, store: Path, capsy
     assert "next: a worker of queue q continues it" in run("approve", "asks").stdout
     shown = run("runs", "show", "asks").stdout
     assert "the run can go on" in shown
+
+
+def test_workers_are_listed(run: Run, store: Path) -> None:
+    with kedge.open(store) as opened:
+        Heartbeat(opened, ["q", "r"], 4).beat()
+    (worker,) = answer(run("queue", "workers", "r", "--json"))["workers"]
+    assert (worker["status"], worker["concurrency"], worker["runs"]) == ("alive", 4, [])
+    assert "0/4" in run("queue", "workers").stdout
+    assert "no workers of queue other" in run("queue", "workers", "other").stderr
 
 
 def test_a_bad_name_of_a_queue_is_named_as_it_was_typed(run: Run, store: Path) -> None:

@@ -8,10 +8,11 @@ import click
 
 from kedge.cli.command import Number, Session, command_group, store_command
 from kedge.terminal.tables import Column
-from kedge.terminal.text import safe
+from kedge.terminal.text import age, safe
 
 if TYPE_CHECKING:
     from kedge.pipeline.entries import Entry
+    from kedge.pipeline.heartbeat import WorkerInfo
 
 _ENTRIES: tuple[Column[Entry], ...] = (
     Column("RUN", lambda entry: entry.key, is_whole=True, look="name"),
@@ -21,6 +22,14 @@ _ENTRIES: tuple[Column[Entry], ...] = (
     Column("PRIORITY", lambda entry: f"{entry.priority}", ">", drop=5),
     Column("ATTEMPTS", lambda entry: f"{entry.attempts}", ">", drop=3),
     Column("NOTE", lambda entry: entry.note, drop=1),
+)
+_WORKERS: tuple[Column[WorkerInfo], ...] = (
+    Column("WORKER", lambda worker: f"{worker.host}:{worker.pid}", is_whole=True, look="name"),
+    Column("STATUS", lambda worker: worker.status, looks={"alive": "good", "silent": "warn", "gone": "bad"}),
+    Column("SEEN", lambda worker: age(worker.seen_at), drop=2),
+    Column("QUEUES", lambda worker: ", ".join(worker.queues), drop=3),
+    Column("BUSY", lambda worker: f"{len(worker.runs)}/{worker.concurrency}", ">"),
+    Column("RUNS", lambda worker: ", ".join(f"{run.key} ({age(run.since)})" for run in worker.runs), drop=1),
 )
 
 
@@ -84,8 +93,27 @@ def limit_command(
     session.answer({"queue": name, **limits.to_json()}, f"limits of queue {name}: {shown or 'none'}")
 
 
+@store_command(
+    "workers",
+    json_keys='{"workers": [{id, host, pid, queues, concurrency, started_at, seen_at, status, '
+    "runs: [{key, pipeline, queue, since}]}]}; status: alive, silent or gone",
+)
+@click.argument("name", required=False)
+def workers_command(session: Session, name: str | None) -> None:
+    """List the workers, or those of queue NAME: where they are, when they were last seen, and what they execute.
+
+    A worker reports every 30 s. It is silent after 90 s without a report, and gone if its process no longer exists.
+    """
+    from kedge.pipeline.heartbeat import find_workers
+
+    with session.open() as manager:
+        workers = find_workers(manager, name)
+    empty = "no workers" + (f" of queue {name}" if name else "")
+    session.answer_list("workers", workers, _WORKERS, lambda worker: worker.to_json(), empty=empty)
+
+
 queue_command = command_group(
     "queue",
-    [list_command, retry_command, limit_command],
-    text="List the runs in a queue, limit it, retry dead runs.",
+    [list_command, retry_command, limit_command, workers_command],
+    text="List the runs in a queue and its workers, limit it, retry dead runs.",
 )

@@ -1,4 +1,4 @@
-"""Queues: what waits, what is being worked on and by whom, what was given up, and what comes by the clock."""
+"""Queues: what waits, what is being worked on, what was given up, what comes by the clock; and the workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from starlette.responses import Response
 from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint
-from kedge.pipeline.entries import DEAD, RUNNING, Entry, queue_job, queue_of, schedule_job
+from kedge.pipeline.entries import DEAD, RUNNING, Entry, queue_job, queue_of, schedule_job, workers_job
+from kedge.pipeline.heartbeat import find_workers
 from kedge.pipeline.queues import Queue
 from kedge.pipeline.schedules import Schedule, pause, resume
 
@@ -44,11 +45,15 @@ class QueueRow:
 
 @router.get("/queues")
 async def queues(request: Request, access: Reader) -> Response:
-    return await answer(request, access, "queues.html", lambda store: {"queues": _queues(store), "most": _ENTRIES})
+    def look(store: CheckpointManager) -> dict[str, Any]:
+        return {"queues": _queues(store), "most": _ENTRIES, "workers": find_workers(store)}
+
+    return await answer(request, access, "queues.html", look)
 
 
 def _queues(store: CheckpointManager) -> list[QueueRow]:
-    names = dict.fromkeys(queue_of(job.name) for job in store.jobs(QUEUE_PREFIX, 2 * _QUEUES))
+    jobs = (job.name for job in store.jobs(QUEUE_PREFIX, 2 * _QUEUES) if job.name != workers_job())
+    names = dict.fromkeys(map(queue_of, jobs))
     return [_row(store, name) for name in islice((name for name in names if _is_usable(name)), _QUEUES)]
 
 
