@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .manager import CheckpointManager
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
     from .pipeline.approval import Approval, decide
+    from .pipeline.background import start
     from .pipeline.declaration import current_run, pipeline, step
     from .pipeline.failure import ItemError, StepFailed
     from .pipeline.inbox import send
@@ -169,6 +170,7 @@ __all__ = [
     "run",
     "schedule",
     "send",
+    "start",
     "step",
 ]
 
@@ -186,7 +188,7 @@ _HOMES = {
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
         "Approval", "Handle", "ItemError", "Paused", "Queue", "Retry", "Run", "StepFailed", "current_run",
-        "decide", "follow", "pipeline", "queue", "run", "schedule", "send", "step",
+        "decide", "follow", "pipeline", "queue", "run", "schedule", "send", "start", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from .approval import Approval, PendingApproval, decide, find_approvals, pending_approvals
+from .background import Background, start, start_call
 from .declaration import Pipeline, current_run, pipeline, step
 from .failure import ItemError, StepFailed
 from .inbox import send
@@ -31,9 +32,9 @@ run = Run
 queue = Queue
 
 __all__ = [
-    "Approval", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Rule", "Run",
-    "StepFailed", "Submission", "current_run", "decide", "find_approvals", "follow", "pending_approvals", "pipeline",
-    "queue", "run", "schedule", "schedule_call", "send", "step",
+    "Approval", "Background", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Rule",
+    "Run", "StepFailed", "Submission", "current_run", "decide", "find_approvals", "follow", "pending_approvals",
+    "pipeline", "queue", "run", "schedule", "schedule_call", "send", "start", "start_call", "step",
 ]  # fmt: skip
 
 

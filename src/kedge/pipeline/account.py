@@ -17,7 +17,7 @@ MAX_LISTED = 10_000  # steps named in the record of a session
 Waiting = TypedDict(
     "Waiting",
     {
-        "for": str,  # approval, signal or time
+        "for": str,  # approval, signal, run or time
         "name": str,  # a path, or the name of an execution's checkpoint
         "prompt": str,
         "id": NotRequired[str],  # of an execution's checkpoint, as names may repeat there

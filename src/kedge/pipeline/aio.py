@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from .approval import Approval
 from .attempt import await_within
-from .wait import WaitCall, parse_question, sleep_call, wait_for_approval
+from .wait import WaitCall, parse_question, run_call, sleep_call, wait_for_approval
 
 if TYPE_CHECKING:
+    from .queues import Handle
     from .run import Run
 
 
@@ -45,6 +46,10 @@ class AsyncRun:
     async def sleep(self, seconds: float, *, name: str | None = None, wait_s: float | None = None) -> None:
         """As `Run.sleep`."""
         await self._run.wait_async(sleep_call(seconds, name, wait_s))
+
+    async def result(self, handle: Handle, *, wait_s: float | None = None) -> Any:
+        """As `Run.result`."""
+        return await self._run.wait_async(run_call(handle, wait_s))
 
     async def map(
         self, function: Callable[[Any], Any], items: Iterable[Any], *, timeout_s: float | None = None, **options: Any

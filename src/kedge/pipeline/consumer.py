@@ -9,7 +9,6 @@ take over   an entry that is marked running, and whose run has no lease: its wor
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from collections import deque
@@ -22,7 +21,6 @@ from typing import Any
 
 from kedge.errors import (
     Cancelled,
-    CheckpointError,
     Denied,
     LeaseHeld,
     LeaseLost,
@@ -68,6 +66,7 @@ IDLE_S = 1.0
 RECOVER_EVERY = 0.5  # leases: how often runs of dead workers are looked for
 LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
 MAX_TAKEOVERS = 5
+_ENDS = "the worker ends"
 _TURNS = 100  # held entries that are looked at in one search
 
 Report = Callable[[str, str], None]  # (run, what became of it)
@@ -164,20 +163,14 @@ class Worker:
             self.is_stopping_runs = True
             for run in self._at_work.values():
                 if run is not None:
-                    self._stop(run)
+                    run.stop(self._stopping or _ENDS)
 
     def _begin_run(self, entry: Entry, run: Run) -> None:
         with self._lock:
             self._at_work[entry.id] = run
             if self.is_stopping_runs:
-                self._stop(run)
+                run.stop(self._stopping or _ENDS)
         run.begin()
-
-    def _stop(self, run: Run) -> None:
-        try:
-            run.stop(self._stopping or "the worker ends")
-        except CheckpointError:
-            pass  # it has just ended
 
     def _is_idle(self) -> bool:
         jobs = [job for job in self._jobs if job != queue_job(RECOVERY)]  # those are at work elsewhere
@@ -346,10 +339,10 @@ class Worker:
         run = Run(
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
             grace_s=self._grace_s, signals=False, progress=False, lease=lease,
-            queue="" if job == queue_job(RECOVERY) else queue_of(job), submitted={"entry": metadata, "call": call},
+            queue="" if job == queue_job(RECOVERY) else queue_of(job), origin={"entry": metadata, "call": call},
         )  # fmt: skip
         try:
-            self._call(pipeline, run, entry, call)
+            pipeline.carry_out(run, call, partial(self._begin_run, entry, run))
         except Paused as paused:
             if self._stopping:
                 self._store.tag(entry.id, state=ready(entry.priority), takeovers="0")
@@ -373,21 +366,6 @@ class Worker:
             return False
         status = status_of(newest)
         return status is RunStatus.CANCELLED or (status is RunStatus.COMPLETED and entry.has_ended(newest))
-
-    def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
-        if inspect.iscoroutinefunction(pipeline.function):
-            import asyncio  # start time: most pipelines need none
-
-            asyncio.run(self._call_async(pipeline, run, entry, call))
-            return
-        with run:
-            self._begin_run(entry, run)
-            run.end(pipeline.function(*call["args"], **call["kwargs"]))
-
-    async def _call_async(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
-        async with run:
-            self._begin_run(entry, run)
-            run.end(await pipeline.function(*call["args"], **call["kwargs"]))
 
     def _after_failure(self, job: str, entry: Entry, call: object, error: BaseException) -> None:
         attempts = entry.attempts + 1

@@ -96,6 +96,22 @@ class Pipeline(Generic[P, R]):
 
         return call
 
+    def carry_out(self, run: Run, call: Mapping[str, Any], begun: Callable[[], None] = lambda: None) -> None:
+        """Call the function in `run`, and keep what it returns with the run."""
+        if inspect.iscoroutinefunction(self.function):
+            import asyncio  # start time: most pipelines need none
+
+            async def main() -> None:
+                async with run:
+                    begun()
+                    run.end(await self.function(*call["args"], **call["kwargs"]))  # type: ignore[misc]
+
+            asyncio.run(main())
+            return
+        with run:
+            begun()
+            run.end(self.function(*call["args"], **call["kwargs"]))
+
     def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise Validation for arguments with which it can never be called: before there is a run, which would fail."""
         signature = inspect.signature(self.function)

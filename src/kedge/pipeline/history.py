@@ -43,6 +43,7 @@ class RunSummary:
     is_denied: bool
     progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
     queue: str  # whose workers carry it out; "": none
+    parent: str  # the run that started it; "": none
 
     @property
     def is_abandoned(self) -> bool:
@@ -127,6 +128,7 @@ def _summary(store: CheckpointManager, newest: Checkpoint, updated_at: datetime)
         about.get("is_denied") is True,
         progress if _is_made_of(progress := about.get("progress"), int | None) else None,  # type: ignore[arg-type]
         _text(about.get("queue")),
+        _text(about.get("parent")),
     )
 
 
@@ -292,7 +294,15 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
             argv, cwd = command.get("argv"), command.get("cwd")
             if isinstance(argv, list) and argv and all(isinstance(word, str) for word in [*argv, cwd]):
                 return argv, str(cwd)
+    if summary.parent:
+        raise Conflict(f"run {key} was started by run {summary.parent}", hint=what_follows(store, summary.parent, ""))
     raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
+
+
+def children_of(store: CheckpointManager, key: str) -> list[str]:
+    """The keys of the runs that a run has started, in that order."""
+    started = store.list(key, tags={"kind": "child"})
+    return list(dict.fromkeys(record.tags["run"] for record in started if "run" in record.tags))
 
 
 def entry_of_run(store: CheckpointManager, key: str) -> tuple[dict[str, Any], dict[str, Any]]:

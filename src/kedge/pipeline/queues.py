@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -185,10 +185,14 @@ class Queue:
 class Handle:
     """A run that was submitted: its status and result, from anywhere. Also awaitable."""
 
-    def __init__(self, store: CheckpointManager, key: str, job: str) -> None:
+    def __init__(
+        self, store: CheckpointManager, key: str, job: str, *, begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """`begin` is called when somebody asks for the result of a run that has failed before."""
         self.key = key
         self._store = store
         self._job = job
+        self.begin = begin
 
     @property
     def status(self) -> str:
@@ -218,13 +222,15 @@ class Handle:
     async def _wait_async(self) -> Any:
         from asyncio import sleep, to_thread
 
-        while (outcome := await to_thread(self._outcome)) is None:
+        await to_thread(self.begin)
+        while (outcome := await to_thread(self.outcome)) is None:
             await sleep(LOOK_EVERY_S)
         return outcome[0]
 
     def _wait(self, timeout_s: float | None) -> Generator[float, None, Any]:
         until = None if timeout_s is None else time.monotonic() + parse_seconds("timeout_s", timeout_s)
-        while (outcome := self._outcome()) is None:
+        self.begin()
+        while (outcome := self.outcome()) is None:
             if until is not None and time.monotonic() >= until:
                 raise StepTimeout(
                     f"run {self.key} has not ended within {timeout_s:g} s", hint="it goes on; ask again later"
@@ -232,7 +238,7 @@ class Handle:
             yield LOOK_EVERY_S
         return outcome[0]
 
-    def _outcome(self) -> tuple[Any] | None:
+    def outcome(self) -> tuple[Any] | None:
         """The result; None while the run has not ended. Raises what it failed with for good."""
         entries = list(entries_of(self._store.list(self._job, tags={"run": self.key}, limit=1)))
         newest = newest_status(self._store, self.key)

@@ -28,7 +28,8 @@ def recoverable(
     with opened(given, create=True) as store:
         run = make(store)
         with run:
-            entry = _register(store, run, {"args": list(args), "kwargs": dict(kwargs)})
+            call = {"args": list(args), "kwargs": dict(kwargs)}
+            entry, _ = register(store, run.key, str(run.pipeline), call)
             try:
                 yield
             except LeaseLost:
@@ -41,11 +42,15 @@ def recoverable(
             drop_entry(store, entry)
 
 
-def _register(store: CheckpointManager, run: Run, call: Mapping[str, Any]) -> str:
-    job, pipeline = queue_job(RECOVERY), str(run.pipeline)
-    earlier = store.list(job, tags={"run": run.key})  # of sessions that died
+def register(
+    store: CheckpointManager, key: str, pipeline: str, call: Mapping[str, Any]
+) -> tuple[str, Mapping[str, object]]:
+    """Have a run whose lease is ours taken over if this process dies; the ID of its entry, and what it says."""
+    job = queue_job(RECOVERY)
+    earlier = store.list(job, tags={"run": key})  # of sessions that died
     inputs = digest_of([pipeline, call["args"], call["kwargs"]], f"pipeline {pipeline}").hex()
-    entry = save_entry(store, job, new_entry(run.key, pipeline, inputs), call, state=RUNNING)
+    entry = new_entry(key, pipeline, inputs)
+    saved = save_entry(store, job, entry, call, state=RUNNING)
     for record in earlier:
         drop_entry(store, record.id)
-    return entry
+    return saved, {"entry": entry, "call": call}

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
@@ -39,6 +38,7 @@ from .wait import (
     drive_async,
     parse_question,
     refuse_on_event_loop,
+    run_call,
     sleep_call,
     wait_for_approval,
     wait_for_signal,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from kedge.llm.budget import Budget
 
     from .aio import AsyncRun
+    from .queues import Handle
 
 
 class Run:
@@ -70,14 +71,16 @@ class Run:
         progress: bool | None = None,
         timeout_s: float | None = None,
         lease: Lease | None = None,
-        queue: str | None = None,
-        submitted: Mapping[str, object] | None = None,
+        queue: str = "",
+        origin: Mapping[str, object] | None = None,
+        parent: Run | None = None,
     ) -> None:
         """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case.
 
         After `timeout_s` from its first beginning, pauses included, the run fails with StepTimeout. `lease` is that of
-        the run, if the caller holds it. `queue` is the one whose worker carries it out; "": it takes over a run that
-        was in none. `submitted` is what was: {"entry": …, "call": …}.
+        the run, if the caller holds it. `queue` is the one whose worker carries it out. `origin` is with what it can be
+        started again: the program (`this_command`), or what was submitted, {"entry": …, "call": …}. `parent` is the run
+        in this process that started it.
         """
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
@@ -92,7 +95,9 @@ class Run:
         self._timeout_s = parse_timeout(timeout_s)
         self._held = lease
         self._queue = queue
-        self._submitted = submitted
+        self._origin = this_command() if origin is None else origin
+        self._parent = parent
+        self._children: list[Run] = []
         self._stack: ExitStack | None = None
         self._session: Session | None = None  # the newest one, also when it is over
         self._steps: Steps
@@ -135,7 +140,8 @@ class Run:
                 grace_s=self._grace_s,
                 progress=self._progress,
                 timeout_s=self._timeout_s,
-                queue=self._queue or "",
+                queue=self._queue,
+                parent="" if self._parent is None else self._parent.key,
             )
             stack.callback(session.isolation.close)
             watch = watch_here()  # another one, where several threads make the first
@@ -144,17 +150,13 @@ class Run:
             if self._wants_signals:
                 session.signals.install()
             stack.callback(session.signals.restore)
-            session.record(RunStatus.RUNNING, origin=self._origin())
+            session.record(RunStatus.RUNNING, origin=self._origin)
             stack.enter_context(Place(self).entered())
             self._session, self._steps, self._stack = session, Steps(session), stack.pop_all()
             self.pipeline = session.pipeline
+        if self._parent is not None:
+            self._parent.adopt(self)
         return self
-
-    def _origin(self) -> Mapping[str, object]:
-        """With what the run can be started again: its program, or its call if a worker, which is none, calls it."""
-        if self._queue is None:
-            return {"command": {"argv": list(sys.orig_argv), "cwd": os.getcwd()}}
-        return self._submitted or {}
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         stack, self._stack = self._stack, None
@@ -176,6 +178,9 @@ class Run:
                 if error is None:
                     raise
                 error.add_note(f"The end of run {self.key} could not be recorded: {failure}")
+            if status is RunStatus.PAUSED:
+                for child in self._children:
+                    child.stop(f"run {self.key} is paused")
             say_what_follows(session, status, error)
 
     async def __aenter__(self) -> Self:
@@ -240,27 +245,12 @@ class Run:
         `kedge.llm.sample` by default); `mode`, `ttl_s` and `budget` are those of `kedge.llm.http_client`. Tokens and
         money are counted. An object of a vendor's SDK comes back as plain data, text and data as they are.
         """
-        from kedge.llm.calls import Shared, call_request, imported_request, single_prompt
-        from kedge.llm.exchange import Policy
+        from .llm_call import llm_call  # start time
 
         options = parse_options(retries, timeout_s, timeout_in, version)
-        if isinstance(messages, str | bytes | Mapping):
-            raise Validation(
-                f"step {name}: messages is a {type(messages).__name__}, not a list of messages",
-                hint='use messages=[{"role": "user", "content": "…"}]',
-            )
-        request = call_request(
-            call, {"model": model, "messages": list(messages), **parameters}, sample, options.version
-        )
-        is_old = self._at_work().is_imported and not (request.sample or self.version or options.version)
-        prompt = single_prompt(request.body) if is_old else None
-        stage = (*place_in(self).path, name)[0]
-        older = None if prompt is None else imported_request(self.key, stage, prompt)
-        shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s, budget), older)
-        if request.sample:
-            options = replace(options, version=f"{options.version} sample {request.sample}")
-        share = None if shared is None else lambda _: shared
-        return self.call(name, Call(call, (), request.body, options, share=share))
+        path = (*place_in(self).path, name)
+        body = {"model": model, "messages": messages, **parameters}
+        return self.call(name, llm_call(self._at_work(), path, call, body, options, sample, mode, ttl_s, budget))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -357,6 +347,13 @@ class Run:
         call = WaitCall(name, lambda session, path: wait_for_approval(session, path, question, wait_s))
         return question.answer(self.key, name, self.wait(call))
 
+    def result(self, handle: Handle, *, wait_s: float | None = None) -> Any:
+        """What another run returned (`kedge.start`, `Queue.submit`), or raise what it failed with; kept.
+
+        After `wait_s` the process pauses and exits; None waits on.
+        """
+        return self.wait(run_call(handle, wait_s))
+
     def sleep(self, seconds: float, *, name: str | None = None, wait_s: float | None = None) -> None:
         """Go on `seconds` after the first time the run came here, whatever happened in between."""
         self.wait(sleep_call(seconds, name, wait_s))
@@ -398,7 +395,16 @@ class Run:
         step = self._steps.claim_free(place_in(self), f"emit {parse_step(name)}")
         self.call(step, Call(lambda: value, inputs=None, tags=lambda _: stream_tags(name), is_claimed=True))
 
-    # What a worker of a queue needs
+    # What workers and children need
+
+    def child_step(self, key: str) -> None:
+        """Record that this run has started another one."""
+        step = self._steps.claim_free(place_in(self), f"start {key}")
+        self.call(step, Call(lambda: key, inputs=None, tags=lambda _: {"kind": "child", "run": key}, is_claimed=True))
+
+    def adopt(self, child: Run) -> None:
+        """A run that is to pause when this one does."""
+        self._children.append(child)
 
     def begin(self) -> None:
         """Raise what keeps the run from going on: it was cancelled before it began, or its time is over."""
@@ -409,8 +415,9 @@ class Run:
         self._at_work().result = (result,)
 
     def stop(self, reason: str) -> None:
-        """From another thread: pause before the next step."""
-        self._at_work().signals.stopping = reason
+        """From another thread: pause before the next step, unless it has ended."""
+        if self._session is not None and self._session.is_open:
+            self._session.signals.stopping = reason
 
     # What code inside a step reaches through its place
 
@@ -436,3 +443,8 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<kedge run {self.key}, session {self.session}>"
+
+
+def this_command() -> dict[str, object]:
+    """How this process was started, for `kedge runs resume`."""
+    return {"command": {"argv": list(sys.orig_argv), "cwd": os.getcwd()}}

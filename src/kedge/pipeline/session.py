@@ -48,10 +48,12 @@ class Session:
         progress: bool | None,
         timeout_s: float | None = None,
         queue: str = "",
+        parent: str = "",
     ) -> None:
         """Raises Conflict when the job is no run, or that of another pipeline, and Cancelled when it was cancelled.
 
-        `timeout_s` counts from when the run first began, in whatever session. `queue` is the one whose worker this is.
+        `timeout_s` counts from when the run first began, in whatever session. `queue` is the one whose worker this is,
+        `parent` the run that started this one.
         """
         self.store = store
         self.lease = lease
@@ -59,6 +61,7 @@ class Session:
         self.version = version
         self.pipeline = pipeline
         self.queue = queue
+        self.parent = parent
         self.number = 1
         self.is_imported = False  # some of the run's steps were done by an older system
         self.is_open = True
@@ -102,6 +105,8 @@ class Session:
             raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
         if last.get("status") == RunStatus.COMPLETED:
             self.completed_at = newest.created_at
+        if isinstance(parent := last.get("parent"), str):
+            self.parent = parent
         self.is_imported = last.get("imported") is True
         self._inbox.seen = _number(last.get("inbox"))
         self.number = _number(last.get("session")) + 1
@@ -155,6 +160,8 @@ class Session:
             state["released"] = released
         if self.queue:
             metadata["queue"] = self.queue
+        if self.parent:
+            metadata["parent"] = self.parent
         if origin and "entry" in origin:
             metadata["has_entry"] = True
         if error is not None and status is not RunStatus.COMPLETED:

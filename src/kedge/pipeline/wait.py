@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.errors import Validation
 
@@ -19,9 +19,12 @@ from .session import Session
 from .signals import Paused
 from .step import Call
 
+if TYPE_CHECKING:
+    from .queues import Handle
+
 T = TypeVar("T")
 
-TIME = "time"
+TIME, RUN = "time", "run"
 LOOK_EVERY_S = 0.2
 LOOK_AT_CLOCK_EVERY_S = 0.02
 _LONGEST_S = 10 * 366 * 86_400
@@ -79,6 +82,11 @@ def sleep_call(seconds: float, name: str | None, wait_s: float | None) -> WaitCa
     return WaitCall(name or f"sleep {seconds:g} s", lambda session, path: wait_for_time(session, path, seconds, wait_s))
 
 
+def run_call(handle: Handle, wait_s: float | None) -> WaitCall:
+    """Wait for another run."""
+    return WaitCall(f"result of {handle.key}", lambda session, path: wait_for_run(session, path, handle, wait_s))
+
+
 def refuse_on_event_loop(name: str) -> None:
     """Other tasks would stand still for as long as this waits."""
     if (asyncio := sys.modules.get("asyncio")) is None:
@@ -89,7 +97,7 @@ def refuse_on_event_loop(name: str) -> None:
         return
     raise Validation(
         f"{name}: waiting here would block the event loop",
-        hint="use await run.aio.signal(…), run.aio.approval(…) or run.aio.sleep(…)",
+        hint="use await run.aio.signal(…), run.aio.approval(…), run.aio.result(…) or run.aio.sleep(…)",
     )
 
 
@@ -99,6 +107,11 @@ def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | Non
         return None if message is None else (message,)
 
     return (yield from _wait(session, path, {"for": SIGNAL, "name": name, "prompt": ""}, look, wait_s))
+
+
+def wait_for_run(session: Session, path: Path, handle: Handle, wait_s: float | None) -> Wait[Any]:
+    handle.begin()
+    return (yield from _wait(session, path, {"for": RUN, "name": handle.key, "prompt": ""}, handle.outcome, wait_s))
 
 
 def wait_for_approval(

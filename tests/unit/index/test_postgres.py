@@ -18,7 +18,7 @@ import pytest
 
 import kedge
 from kedge.errors import LeaseHeld, LeaseLost
-from kedge.ports import ChunksGone, KeysChanged, Selection
+from kedge.ports import KEYS, ChunksGone, KeysChanged, Selection
 from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
 from tests.waiting import wait_for
@@ -168,13 +168,13 @@ def test_a_writer_that_is_suspended_in_its_transaction_keeps_nobody_out(
         assert go.wait(60)
         return left_s(writes, lease)
 
-    index.acquire_lease("leased", "first", 600)
+    index.acquire_lease(KEYS, "first", 600)
     monkeypatch.setattr(PostgresWrites, "_left_s", suspended)
     refused: list[LeaseHeld] = []
 
     def acquire() -> None:
         with pytest.raises(LeaseHeld) as held:
-            index.acquire_lease("leased", "second", 600)
+            index.acquire_lease(KEYS, "second", 600)
         refused.append(held.value)
 
     frozen = threading.Thread(target=acquire)

@@ -161,7 +161,7 @@ def test_a_failed_run_is_tried_again_and_then_given_up(store: CheckpointManager,
     serve(store, work)
     assert handle.result(0) == "done"
     assert calls.count("first") == 1
-    with pytest.raises(kedge.NotFound):
+    with pytest.raises(Conflict, match="already completed"):
         queue.retry("work")
 
 

@@ -71,7 +71,7 @@ _EXECUTIONS: tuple[Column[Mapping[str, Any]], ...] = (
 @store_command(
     "list",
     json_keys='{"runs": [{key, status, pipeline, version, sessions, steps_run, steps_reused, error, updated_at, '
-    "is_abandoned, is_denied, waiting, progress, queue}]}",
+    "is_abandoned, is_denied, waiting, progress, queue, parent}]}",
 )
 @click.argument("prefix", default="", type=JobName())
 @click.option("--limit", type=Number(1), help="Show at most this many.")
@@ -88,17 +88,19 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
 @store_command(
     "show",
     json_keys='{"run": as in list, "llm": null or as in llm stats, "steps": [{path, verdict, reason, checkpoint, '
-    'seconds, attempts, llm}], "failed_items": [{map, key, error, attempts, checkpoint}], "log": […]}',
+    'seconds, attempts, llm}], "failed_items": [{map, key, error, attempts, checkpoint}], "log": […], '
+    '"children": [as in list]}',
 )
 @click.argument("run", type=JobName())
 def show_command(session: Session, run: str) -> None:
     """Show a run and its steps."""
-    from kedge.pipeline.history import bills_of, explain, find_run, logs_of
+    from kedge.pipeline.history import bills_of, children_of, explain, find_run, logs_of, run_of
     from kedge.pipeline.items import maps_of
 
     with session.open() as manager:
         summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
         bills = bills_of(manager, run)
+        children = [child for key in children_of(manager, run) if (child := run_of(manager, key)) is not None]
         failing = {items.path: list(items.failed.values()) for items in maps_of(manager, run) if items.failed}
     if session.as_json:
         lines = [{"at": line.timestamp, **line.metadata} for line in logs]
@@ -110,10 +112,11 @@ def show_command(session: Session, run: str) -> None:
                 "steps": shown,
                 "failed_items": [_failed_json(path, item) for path, items in failing.items() for item in items],
                 "log": lines,
+                "children": [child.to_json() for child in children],
             }
         )
         return
-    _print_summary(summary, bills)
+    _print_summary(summary, bills, children)
     click.echo()
     for line in logs:
         click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
@@ -121,7 +124,7 @@ def show_command(session: Session, run: str) -> None:
         _print_step(step, bills, failing.get(step.path, []))
 
 
-def _print_summary(summary: RunSummary, bills: Mapping[str, Bill]) -> None:
+def _print_summary(summary: RunSummary, bills: Mapping[str, Bill], children: Sequence[RunSummary]) -> None:
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
     print_facts(
@@ -129,12 +132,14 @@ def _print_summary(summary: RunSummary, bills: Mapping[str, Bill]) -> None:
             ("run", summary.key),
             ("status", _status(summary)),
             ("pipeline", summary.pipeline or ""),
+            ("parent", summary.parent),
             ("version", summary.version),
             ("sessions", sessions),
             ("updated", age(summary.updated_at)),
             ("progress", _progress(summary)),
             ("models", str(bills.get("", ""))),
             *[("approval" if "decision" in wait else "waiting", _wait(wait)) for wait in summary.waiting],
+            *[("child", f"{child.key} ({child.status})") for child in children],
             ("error", summary.error),
         ]
     )

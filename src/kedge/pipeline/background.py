@@ -1,0 +1,156 @@
+"""Runs in the background of this process: `kedge.start`. Inside a run they are its children, with their own history.
+
+    step     in the parent: the key of the child is durable
+    lease    whoever has it carries the run out; one that somebody else has is left to them
+    entry    in the queue `recovery`, marked running: from here on a worker takes the run over when this process dies
+    thread   carries the run out; its end is durable, then the entry is deleted
+
+Killed anywhere, the parent comes to the same child again, and takes it over if nobody else has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kedge.errors import LeaseHeld, LeaseLost, StorageError, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import RunStatus
+
+from .declaration import Pipeline, parse_pipeline
+from .entries import RECOVERY, drop_entry, queue_job, ready
+from .inbox import StoreLike, parse_run_key
+from .keys import digest_of
+from .owner import newest_status, status_of, take_lease
+from .place import here
+from .queues import Handle
+from .recovery import register
+from .run import Run, this_command
+from .signals import Paused
+
+LEASE_S = 30.0
+_PRIORITY = 5
+_MOST_CHARACTERS = 100  # of the key of a child that says whose it is
+_ENDED = (RunStatus.COMPLETED, RunStatus.CANCELLED)
+_stores: dict[str, CheckpointManager] = {}  # opened here by path or URL, for as long as this process lives
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """The options of `start`."""
+
+    key: str | None = None
+    store: StoreLike | None = None
+
+
+def start(
+    pipeline: Pipeline[..., Any], /, *args: Any, key: str | None = None, store: StoreLike | None = None, **kwargs: Any
+) -> Handle:
+    """Begin the run `pipeline(*args, **kwargs)` in a thread of this process; durable when this returns.
+
+    Inside a run it is a child: its default key is made of the parent's, and a parent that is resumed comes to the same
+    child again. `run.result(handle)` waits for it in a way that survives a restart. If this process dies, a worker
+    (`kedge worker FILE.py`) takes the run over, or the next process that starts it. The process does not end before its
+    runs have.
+    """
+    options = Background(key, store)
+    parse_pipeline(pipeline).check_options(args, options)
+    return start_call(pipeline, args, kwargs, options)
+
+
+def start_call(
+    pipeline: Pipeline[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Background
+) -> Handle:
+    """`start` for arguments whose names the options of `start` have, too."""
+    call = {"args": list(args), "kwargs": dict(kwargs)}
+    parse_pipeline(pipeline).check_call(call["args"], call["kwargs"])
+    key = pipeline.key_of(*call["args"], **call["kwargs"]) if options.key is None else options.key
+    if (place := here()) is None:
+        start = _Start(_opened(options.store or pipeline.store), pipeline, parse_run_key(key), call, None)
+        return start.handle()
+    parent = place.run
+    if options.store is not None and options.store is not parent.store:
+        raise Validation(f"run {parent.key}: a child run is in the store of its parent", hint="leave store= away")
+    key = parse_run_key(_child_key(parent.key, key) if options.key is None else key)
+    parent.child_step(key)
+    return _Start(parent.store, pipeline, key, call, parent).handle()
+
+
+def _child_key(parent: str, key: str) -> str:
+    name = f"{parent}:{key}"
+    if len(name) <= _MOST_CHARACTERS:
+        return name
+    return f"{name[: _MOST_CHARACTERS - 13]}-{digest_of(name, 'a key').hex()[:12]}"
+
+
+def _opened(given: StoreLike | None) -> CheckpointManager:
+    if isinstance(given, CheckpointManager):
+        return given
+    with _lock:
+        opened = CheckpointManager(given, create=True)
+        if (known := _stores.setdefault(opened.url, opened)) is not opened:
+            opened.close()
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A run that is to be carried out in this process, if nobody else has it."""
+
+    store: CheckpointManager
+    pipeline: Pipeline[..., Any]
+    key: str
+    call: Mapping[str, Any]
+    parent: Run | None
+
+    def _status(self) -> RunStatus | None:
+        newest = newest_status(self.store, self.key)
+        return None if newest is None else status_of(newest)
+
+    def handle(self) -> Handle:
+        status = self._status()
+        handle = partial(Handle, self.store, self.key, queue_job(RECOVERY))
+        if status is RunStatus.FAILED and self.parent is not None:
+            # The parent may have handled that, and then it does not ask for the result again (`kept`).
+            return handle(begin=self.begin)
+        if status not in _ENDED:
+            self.begin()
+        return handle()
+
+    def begin(self) -> None:
+        with ExitStack() as stack:
+            wait_s = LEASE_S if self._status() is RunStatus.FAILED else 0.0  # whoever failed gives the lease back
+            try:
+                lease = stack.enter_context(take_lease(self.store, self.key, LEASE_S, wait_s))
+            except LeaseHeld:
+                return
+            if self._status() in _ENDED:
+                return
+            entry, origin = register(self.store, self.key, self.pipeline.name, self.call)
+            command = {} if self.parent is not None else this_command()
+            run = Run(
+                self.key, store=self.store, version=self.pipeline.version, pipeline=self.pipeline.name, signals=False,
+                progress=False, lease=lease, origin={**command, **origin}, parent=self.parent,
+            )  # fmt: skip
+            held = stack.pop_all()
+        threading.Thread(target=self._work, args=(run, entry, held), name=f"kedge-run-{self.key}").start()
+
+    def _work(self, run: Run, entry: str, held: ExitStack) -> None:
+        with held:
+            try:
+                self.pipeline.carry_out(run, self.call)
+            except (LeaseLost, StorageError):
+                return  # it belongs to somebody else, or is taken over
+            except Paused:
+                with suppress(StorageError):
+                    self.store.tag(entry, state=ready(_PRIORITY))  # a worker continues it
+                return
+            except BaseException:  # noqa: BLE001 - recorded with the run, and raised by its handle
+                pass
+            with suppress(StorageError):  # a worker finds the run ended
+                drop_entry(self.store, entry)
