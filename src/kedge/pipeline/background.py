@@ -22,7 +22,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import RunStatus
 
 from .declaration import Pipeline, parse_pipeline
-from .entries import RECOVERY, drop_entry, queue_job, ready
+from .entries import RECOVERY, call_of, drop_entry, queue_job, ready
 from .inbox import StoreLike, parse_run_key
 from .keys import digest_of
 from .owner import newest_status, status_of, take_lease
@@ -67,8 +67,8 @@ def start_call(
     pipeline: Pipeline[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Background
 ) -> Handle:
     """`start` for arguments whose names the options of `start` have, too."""
-    call = {"args": list(args), "kwargs": dict(kwargs)}
-    parse_pipeline(pipeline).check_call(call["args"], call["kwargs"])
+    parse_pipeline(pipeline).check_call(args, kwargs)
+    call = call_of(pipeline.function, args, kwargs)
     key = pipeline.key_of(*call["args"], **call["kwargs"]) if options.key is None else options.key
     if (place := here()) is None:
         start = _Start(_opened(options.store or pipeline.store), pipeline, parse_run_key(key), call, None)
@@ -76,9 +76,8 @@ def start_call(
     parent = place.run
     if options.store is not None and options.store is not parent.store:
         raise Validation(f"run {parent.key}: a child run is in the store of its parent", hint="leave store= away")
-    key = parse_run_key(_child_key(parent.key, key) if options.key is None else key)
-    parent.child_step(key)
-    return _Start(parent.store, pipeline, key, call, parent).handle()
+    child = parent.child_step(key, parse_run_key(_child_key(parent.key, key) if options.key is None else key))
+    return _Start(parent.store, pipeline, child, call, parent).handle()
 
 
 def _child_key(parent: str, key: str) -> str:

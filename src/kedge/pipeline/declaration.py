@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, ove
 from kedge.errors import Conflict, Validation
 from kedge.manager import CheckpointManager
 
+from .entries import call_of
 from .keys import arguments, digest_of
 from .place import here
 from .recovery import recoverable
@@ -80,7 +81,7 @@ class Pipeline(Generic[P, R]):
             make = functools.partial(Run, name, version=self.version, pipeline=self.name, **options)
             if not self.recover:
                 return make(store=place)
-            return recoverable(lambda opened: make(store=opened), place, args, kwargs)
+            return recoverable(lambda opened: make(store=opened), place, call_of(self.function, args, kwargs))
 
         if inspect.iscoroutinefunction(self.function):
 

@@ -15,13 +15,15 @@ An entry is deleted when its run has ended, after the end of the run is durable.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
+
+from .keys import arguments
 
 READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
 PRIORITIES = range(10)
@@ -140,6 +142,11 @@ def new_entry(
         "run": run, "pipeline": pipeline, "inputs": inputs, "priority": priority, "due_at": due_at, "attempts": 0,
         "retries": retries, "group": group,
     }  # fmt: skip
+
+
+def call_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry calls its pipeline with; forks change arguments by their names."""
+    return {"args": list(args), "kwargs": dict(kwargs), "names": list(arguments(function, tuple(args), {}))}
 
 
 def save_entry(

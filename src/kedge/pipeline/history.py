@@ -287,6 +287,15 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
     """(arguments, directory) with which the run was last started."""
     summary = find_run(store, key)
     check_resumable(store, summary)
+    if (program := program_of(store, key)) is not None:
+        return program
+    if summary.parent:
+        raise Conflict(f"run {key} was started by run {summary.parent}", hint=what_follows(store, summary.parent, ""))
+    raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
+
+
+def program_of(store: CheckpointManager, key: str) -> tuple[list[str], str] | None:
+    """(arguments, directory) of the program whose run it is; None if its records do not say."""
     for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
         state: Any = store.load(record.id)
         command = state.get("command") if isinstance(state, dict) else None
@@ -294,9 +303,7 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
             argv, cwd = command.get("argv"), command.get("cwd")
             if isinstance(argv, list) and argv and all(isinstance(word, str) for word in [*argv, cwd]):
                 return argv, str(cwd)
-    if summary.parent:
-        raise Conflict(f"run {key} was started by run {summary.parent}", hint=what_follows(store, summary.parent, ""))
-    raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
+    return None
 
 
 def children_of(store: CheckpointManager, key: str) -> list[str]:

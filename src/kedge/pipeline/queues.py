@@ -15,7 +15,7 @@ from kedge.model import MAX_STEP_CHARACTERS, RunStatus
 
 from .cancellation import cancel
 from .declaration import Pipeline, parse_pipeline
-from .entries import DEAD, HELD, PRIORITIES, Entry, entries_of, new_entry, queue_job, ready, save_entry
+from .entries import DEAD, HELD, PRIORITIES, Entry, call_of, entries_of, new_entry, queue_job, ready, save_entry
 from .failure import Failure
 from .groups import advance, held_tags
 from .history import check_unfinished, entry_of_run, run_of
@@ -97,8 +97,8 @@ class Queue:
         submission: Submission = _AS_USUAL,
     ) -> Handle:
         """`submit` for arguments whose names the options of `submit` have, too."""
-        call = {"args": list(args), "kwargs": dict(kwargs or {})}
-        parse_pipeline(pipeline).check_call(call["args"], call["kwargs"])
+        parse_pipeline(pipeline).check_call(args, kwargs or {})
+        call = call_of(pipeline.function, args, kwargs or {})
         deduplicate = submission.deduplicate
         name = pipeline.key_of(*call["args"], **call["kwargs"]) if submission.key is None else submission.key
         name = parse_run_key(name if deduplicate else f"{name}-{os.urandom(6).hex()}")

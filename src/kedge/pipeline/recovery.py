@@ -22,13 +22,12 @@ from .run import Run
 
 @contextmanager
 def recoverable(
-    make: Callable[[CheckpointManager], Run], given: StoreLike | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    make: Callable[[CheckpointManager], Run], given: StoreLike | None, call: Mapping[str, Any]
 ) -> Iterator[None]:
     """Around the call of a pipeline, in the run that `make` makes. Only a process that dies leaves an entry behind."""
     with opened(given, create=True) as store:
         run = make(store)
         with run:
-            call = {"args": list(args), "kwargs": dict(kwargs)}
             entry, _ = register(store, run.key, str(run.pipeline), call)
             try:
                 yield

@@ -397,10 +397,11 @@ class Run:
 
     # What workers and children need
 
-    def child_step(self, key: str) -> None:
-        """Record that this run has started another one."""
-        step = self._steps.claim_free(place_in(self), f"start {key}")
-        self.call(step, Call(lambda: key, inputs=None, tags=lambda _: {"kind": "child", "run": key}, is_claimed=True))
+    def child_step(self, name: str, key: str) -> str:
+        """Record that this run has started another one; its key, which may be that of an earlier session."""
+        step = self._steps.claim_free(place_in(self), f"start {name}")
+        call = Call(lambda: key, inputs=None, tags=lambda _: {"kind": "child", "run": key}, is_claimed=True)
+        return str(self.call(step, call))
 
     def adopt(self, child: Run) -> None:
         """A run that is to pause when this one does."""

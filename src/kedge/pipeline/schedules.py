@@ -21,7 +21,7 @@ from kedge.model import Checkpoint, parse_name
 
 from .cron import Interval, Ticks, now, parse_cron, parse_zone
 from .declaration import Pipeline, parse_pipeline
-from .entries import DELAYED, after_key, drop_entry, new_entry, queue_job, save_entry, schedule_job
+from .entries import DELAYED, after_key, call_of, drop_entry, new_entry, queue_job, save_entry, schedule_job
 from .inbox import parse_run_key
 from .owner import take_lease
 from .queues import Queue
@@ -94,7 +94,7 @@ class Schedule:
         due_at = moment.timestamp() + share * self.jitter_s
         entry = new_entry(key, self.pipeline, due_at=due_at, retries=self.retries)
         kwargs = {**call["kwargs"], **({_MOMENT: moment} if self.takes_moment else {})}
-        return entry, {"args": call["args"], "kwargs": kwargs}
+        return entry, {**call, "kwargs": kwargs}
 
     def to_json(self) -> dict[str, object]:
         facts = {name: getattr(self, name) for name in self.__slots__ if name != "takes_moment"}
@@ -163,7 +163,6 @@ def schedule_call(
 ) -> Schedule:
     """`schedule` for arguments whose names the options of `schedule` have, too."""
     parse_name("schedule", name)
-    call = {"args": list(args), "kwargs": dict(kwargs)}
     takes_moment = _MOMENT in inspect.signature(parse_pipeline(pipeline).function).parameters
     pipeline.check_call(args, {**kwargs, _MOMENT: now()} if takes_moment else kwargs)
     due_at = rule.ticks.after(now())
@@ -176,6 +175,7 @@ def schedule_call(
     job = schedule_job(queue.name)
     with take_lease(queue.store, entry["run"], _LEASE_S, wait_s=_LEASE_S):
         earlier = _records(queue.store, queue.name, name)
+        call = call_of(pipeline.function, args, kwargs)
         save_entry(queue.store, job, entry, call, tags={"schedule": name})
         for record in earlier:
             drop_entry(queue.store, record.id)

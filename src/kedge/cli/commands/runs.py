@@ -18,6 +18,8 @@ from kedge.cli.output import emit
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import age, count_of, safe, style
 
+from .runs_fork import diff_command, fork_command
+
 if TYPE_CHECKING:
     from kedge.llm.bills import Bill
     from kedge.pipeline.history import Explanation, RunSummary
@@ -89,15 +91,17 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
     "show",
     json_keys='{"run": as in list, "llm": null or as in llm stats, "steps": [{path, verdict, reason, checkpoint, '
     'seconds, attempts, llm}], "failed_items": [{map, key, error, attempts, checkpoint}], "log": […], '
-    '"children": [as in list]}',
+    '"children": [as in list], "fork_of": null or {run, step}}',
 )
 @click.argument("run", type=JobName())
 def show_command(session: Session, run: str) -> None:
     """Show a run and its steps."""
+    from kedge.pipeline.fork import fork_of
     from kedge.pipeline.history import bills_of, children_of, explain, find_run, logs_of, run_of
     from kedge.pipeline.items import maps_of
 
     with session.open() as manager:
+        fork = fork_of(manager, run)
         summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
         bills = bills_of(manager, run)
         children = [child for key in children_of(manager, run) if (child := run_of(manager, key)) is not None]
@@ -113,10 +117,11 @@ def show_command(session: Session, run: str) -> None:
                 "failed_items": [_failed_json(path, item) for path, items in failing.items() for item in items],
                 "log": lines,
                 "children": [child.to_json() for child in children],
+                "fork_of": None if fork is None else {"run": fork[0], "step": fork[1]},
             }
         )
         return
-    _print_summary(summary, bills, children)
+    _print_summary(summary, bills, children, fork)
     click.echo()
     for line in logs:
         click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
@@ -124,7 +129,9 @@ def show_command(session: Session, run: str) -> None:
         _print_step(step, bills, failing.get(step.path, []))
 
 
-def _print_summary(summary: RunSummary, bills: Mapping[str, Bill], children: Sequence[RunSummary]) -> None:
+def _print_summary(
+    summary: RunSummary, bills: Mapping[str, Bill], children: Sequence[RunSummary], fork: tuple[str, str] | None
+) -> None:
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
     print_facts(
@@ -133,6 +140,7 @@ def _print_summary(summary: RunSummary, bills: Mapping[str, Bill], children: Seq
             ("status", _status(summary)),
             ("pipeline", summary.pipeline or ""),
             ("parent", summary.parent),
+            ("fork of", "" if fork is None else f"{fork[0]}, from {fork[1]}"),
             ("version", summary.version),
             ("sessions", sessions),
             ("updated", age(summary.updated_at)),
@@ -371,10 +379,12 @@ runs_command = command_group(
         show_command,
         resume_command,
         explain_command,
+        fork_command,
+        diff_command,
         cancel_command,
         signal_command,
         delete_command,
         executions_command,
     ],
-    text="List, show, explain, resume, signal, cancel and delete runs of pipelines.",
+    text="List, show, explain, resume, fork, compare, signal, cancel and delete runs of pipelines.",
 )

@@ -1,0 +1,198 @@
+"""Forks: a new run from some step of another one, with other arguments or other code; and the two compared."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge import CheckpointManager, Conflict
+from kedge.pipeline.comparison import compare_runs
+from kedge.pipeline.consumer import Worker
+from kedge.pipeline.entries import RECOVERY
+from kedge.pipeline.fork import fork, fork_of, forked_command, plan_fork
+from kedge.pipeline.history import children_of, find_run
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with kedge.open(tmp_path / "store") as opened:
+        yield opened
+
+
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+def note(name: str, value: Any = None) -> Any:
+    calls.append(name)
+    return value
+
+
+@kedge.pipeline
+def shop(number: int, factor: int = 1) -> list[Any]:
+    run = kedge.current_run()
+    run.step("read", note, "read", 7)
+    items = run.map(lambda item: note(f"item {item}", item), [1, 2], name="items", workers=1)
+    try:
+        run.step("charge", fail, "charge")
+    except ValueError:
+        run.step("release", note, "release")
+    with run.stage("end"):
+        product = run.step("multiply", note, f"multiply by {factor}", number * factor)
+        return [*items, run.step("publish", note, "publish", product)]
+
+
+def fail(name: str) -> None:
+    note(name)
+    raise ValueError("declined")
+
+
+def serve(store: CheckpointManager) -> None:
+    Worker(store, ["q"], {"shop": shop}).serve(until_empty=True)
+
+
+BEFORE = ["read", "items", "charge", "release"]
+
+
+def test_a_fork_reuses_what_was_finished_before_its_step(store: CheckpointManager) -> None:
+    queue = kedge.queue("q", store=store)
+    first = queue.submit(shop, 3, key="first")
+    serve(store)
+    assert first.result(0) == [1, 2, 3]
+    plan = plan_fork(store, "first", "end", new_key="second", arguments={"number": 5, "factor": 10})
+    assert (plan.reused, plan.again) == (BEFORE, ["end/multiply", "end/publish"])
+    assert plan.queue == "q"
+    assert store.list("second") == []  # a plan changes nothing
+    calls.clear()
+    fork(store, plan)
+    fork(store, plan)  # once
+    serve(store)
+    fork(store, plan)
+    serve(store)
+    assert queue.handle("second").result(0) == [1, 2, 50]
+    assert calls == ["multiply by 10", "publish"]
+    assert first.result(0) == [1, 2, 3]
+    assert fork_of(store, "second") == ("first", "end")
+    assert fork_of(store, "first") is None
+    verdicts = {step.path: (step.verdict, step.reason) for step in compare_runs(store, "first", "second")}
+    assert verdicts["read"] == ("same", "")
+    assert verdicts["items"] == ("same", "2 items")
+    assert verdicts["charge"] == ("same", "failed in the first and the second")
+    assert verdicts["end/multiply"] == ("differs", "other inputs: name, value; another result")
+    with pytest.raises(Conflict, match="is no fork"):
+        fork(store, plan_fork(store, "second", "end", new_key="first"))
+    with pytest.raises(kedge.IdempotencyConflict):
+        fork(store, plan_fork(store, "first", "release", new_key="second"))
+    with pytest.raises(kedge.NotFound, match="no step nowhere"):
+        plan_fork(store, "first", "nowhere")
+    store.save("other", "step", {})
+    with pytest.raises(Conflict, match="is no fork"):
+        fork(store, plan_fork(store, "first", "end", new_key="other"))
+
+
+class Killed(BaseException):
+    """Nothing that is done for errors is done for a kill."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, store: CheckpointManager, count: int, *, is_late: bool) -> None:
+    """The process dies at its write number `count`: just before it, or just behind it."""
+    left = [count]
+
+    def guarded(write: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0 and not is_late:
+                raise Killed
+            result = write(*args, **kwargs)
+            if left[0] < 0:
+                raise Killed
+            return result
+
+        return call
+
+    monkeypatch.setattr(store, "save", guarded(store.save))
+    monkeypatch.setattr(store.store, "branch", guarded(store.store.branch))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_fork_that_was_killed_between_any_two_writes_is_made_by_the_same_call_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    with kedge.open(tmp_path / "store") as store:
+        kedge.queue("q", store=store).submit(shop, 3, key="first")
+        serve(store)
+        deaths = 0
+        while True:
+            plan = plan_fork(store, "first", "end", new_key=f"fork-{deaths}", arguments={"factor": 2})
+            with monkeypatch.context() as patched:
+                dying(patched, store, deaths, is_late=is_late)
+                try:
+                    fork(store, plan)
+                except Killed:
+                    deaths += 1
+                else:
+                    break
+            calls.clear()
+            serve(store)
+            fork(store, plan)
+            serve(store)
+            assert kedge.queue("q", store=store).handle(plan.fork).result(0) == [1, 2, 6]
+            assert calls == ["multiply by 2", "publish"]
+    assert deaths >= 7  # marker, read, items (in one record or more), charge, release, status, entry
+
+
+def test_a_fork_of_a_program_is_started_by_its_command(store: CheckpointManager) -> None:
+    def command(*words: str, **arguments: Any) -> list[str]:
+        return list(forked_command(["python", *words], "old", "new", arguments))
+
+    assert command("job.py", "old") == ["python", "job.py", "new"]
+    assert command("job.py") == []
+    assert command("job.py", "old", n=1) == []
+    run = ["-m", "kedge", "run", "job.py:main"]
+    assert command(*run) == ["python", *run, "--id", "new"]
+    assert command(*run, "--id", "old", "--arg", "n=1", "--arg=m=2", n=3) == [
+        "python", *run, "--arg", "m=2", "--id", "new", "--arg", "n=3",
+    ]  # fmt: skip
+
+
+def test_a_fork_of_a_run_in_a_program_is_entered_under_its_key(store: CheckpointManager) -> None:
+    """With changed code: the step from which it forks runs, though nothing else says that it has changed."""
+
+    def program(key: str, text: str) -> str:
+        with kedge.run(key, store=store, progress=False) as run:
+            run.step("read", note, "read")
+            return str(run.step("write", lambda: note("write", text), inputs=None))
+
+    program("first", "old code")
+    plan = plan_fork(store, "first", "write", new_key="second")
+    assert plan.command == ()
+    fork(store, plan)
+    assert find_run(store, "second").status == "paused"
+    assert program("second", "new code") == "new code"
+    assert calls == ["read", "write", "write"]
+    assert find_run(store, "second").sessions == 2
+
+
+def test_a_fork_keeps_the_children_that_were_started_before_its_step(store: CheckpointManager) -> None:
+    @kedge.pipeline
+    def child() -> str:
+        return str(note("child", "done"))
+
+    def parent(key: str) -> str:
+        with kedge.run(key, store=store, progress=False) as run:
+            answer = run.result(kedge.start(child))
+            return str(run.step("publish", note, "publish", answer))
+
+    parent("first")
+    wait_for(lambda: not len(kedge.queue(RECOVERY, store=store)), "the child does not end")
+    fork(store, plan_fork(store, "first", "publish", new_key="second"))
+    assert parent("second") == "done"
+    assert calls == ["child", "publish", "publish"]
+    assert children_of(store, "second") == children_of(store, "first")
