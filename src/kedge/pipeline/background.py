@@ -37,6 +37,7 @@ _PRIORITY = 5
 _MOST_CHARACTERS = 100  # of the key of a child that says whose it is
 _ENDED = (RunStatus.COMPLETED, RunStatus.CANCELLED)
 _stores: dict[str, CheckpointManager] = {}  # opened here by path or URL, for as long as this process lives
+_running: set[Run] = set()
 _lock = threading.Lock()
 
 
@@ -78,6 +79,12 @@ def start_call(
         raise Validation(f"run {parent.key}: a child run is in the store of its parent", hint="leave store= away")
     child = parent.child_step(key, parse_run_key(_child_key(parent.key, key) if options.key is None else key))
     return _Start(parent.store, pipeline, child, call, parent).handle()
+
+
+def stop_background(reason: str) -> None:
+    """Have the runs in the background of this process pause before their next step: it is to end."""
+    for run in list(_running):
+        run.stop(reason)
 
 
 def _child_key(parent: str, key: str) -> str:
@@ -141,6 +148,7 @@ class _Start:
 
     def _work(self, run: Run, entry: str, held: ExitStack) -> None:
         with held:
+            _running.add(run)
             try:
                 self.pipeline.carry_out(run, self.call)
             except (LeaseLost, StorageError):
@@ -151,5 +159,7 @@ class _Start:
                 return
             except BaseException:  # noqa: BLE001 - recorded with the run, and raised by its handle
                 pass
+            finally:
+                _running.discard(run)
             with suppress(StorageError):  # a worker finds the run ended
                 drop_entry(self.store, entry)

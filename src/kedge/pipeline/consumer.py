@@ -32,6 +32,7 @@ from kedge.errors import (
 from kedge.manager import CheckpointManager
 from kedge.model import Lease, RunStatus
 
+from .background import stop_background
 from .declaration import Pipeline
 from .delayed import Delayed
 from .entries import (
@@ -164,6 +165,8 @@ class Worker:
             for run in self._at_work.values():
                 if run is not None:
                     run.stop(self._stopping or _ENDS)
+        if self._stopping:
+            stop_background(self._stopping)
 
     def _begin_run(self, entry: Entry, run: Run) -> None:
         with self._lock:

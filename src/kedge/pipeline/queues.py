@@ -248,7 +248,7 @@ class Handle:
                 return None  # it is carried out again
             state: Any = self._store.load(newest.id)
             if "result" not in state:
-                raise Conflict(f"run {self.key} was not completed by a worker: it keeps no result")
+                raise Conflict(f"run {self.key} was called directly, and keeps no result", hint="use another key=")
             return (state["result"],)
         if status == RunStatus.CANCELLED:
             raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")

@@ -24,6 +24,7 @@ class RunAnswer(Answer):
     waiting: list[dict[str, Json]]
     progress: dict[str, int | None] | None
     queue: str = Field(description="The queue whose workers carry it out; empty: none.")
+    parent: str = Field(description="The run that started it; empty: none.")
 
 
 class RunPage(Page):
