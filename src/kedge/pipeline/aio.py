@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .approval import Approval
 from .attempt import await_within
-from .wait import WaitCall, parse_question, run_call, sleep_call, wait_for_approval
+from .wait import WaitCall, parse_question, run_call, signal_call, sleep_call, wait_for_approval
 
 if TYPE_CHECKING:
     from .queues import Handle
@@ -26,7 +26,7 @@ class AsyncRun:
 
     async def signal(self, name: str, *, wait_s: float | None = None) -> Any:
         """As `Run.signal`."""
-        answer = await self._run.wait_async(self._run.signal_call(name, wait_s))
+        answer = await self._run.wait_async(signal_call(self._run.claim(name), name, wait_s))
         return answer["value"]
 
     async def approval(

@@ -25,12 +25,13 @@ from .declaration import Pipeline, parse_pipeline
 from .entries import RECOVERY, call_of, drop_entry, queue_job, ready
 from .inbox import StoreLike, parse_run_key
 from .keys import digest_of
-from .owner import newest_status, status_of, take_lease
+from .owner import newest_status, status_of, take_lease, this_command
 from .place import here
 from .queues import Handle
 from .recovery import register
-from .run import Run, this_command
+from .run import Run
 from .signals import Paused
+from .step import Call
 
 LEASE_S = 30.0
 _PRIORITY = 5
@@ -77,7 +78,9 @@ def start_call(
     parent = place.run
     if options.store is not None and options.store is not parent.store:
         raise Validation(f"run {parent.key}: a child run is in the store of its parent", hint="leave store= away")
-    child = parent.child_step(key, parse_run_key(_child_key(parent.key, key) if options.key is None else key))
+    own = parse_run_key(_child_key(parent.key, key) if options.key is None else key)
+    step = Call(lambda: own, inputs=None, tags=lambda _: {"kind": "child", "run": own}, is_claimed=True)
+    child = parent.call(parent.claim(f"start {key}"), step)  # in a session before, or a fork, it may have had another
     return _Start(parent.store, pipeline, child, call, parent).handle()
 
 

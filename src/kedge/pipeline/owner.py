@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,11 @@ _RECORDED = tuple(status for status in RunStatus if status not in (RunStatus.ABA
 def this_process() -> dict[str, object]:
     """What another process can recognise this one by, though numbers of processes are used again."""
     return {**machine(), "pid": os.getpid(), "started": started(os.getpid())}
+
+
+def this_command() -> dict[str, object]:
+    """How this process was started, for `kedge runs resume`."""
+    return {"command": {"argv": list(sys.orig_argv), "cwd": os.getcwd()}}
 
 
 def is_gone(owner: object) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,10 +21,10 @@ from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
 
 from .approval import Approval
-from .inbox import opened, parse_run_key, signal_tag
+from .inbox import opened, parse_run_key
 from .keys import Path, show
 from .outcome import say_what_follows, status_after
-from .owner import held_by_another, take_lease
+from .owner import held_by_another, take_lease, this_command
 from .place import Place, place_in
 from .retry import Retry, parse_timeout
 from .session import Session, not_entered
@@ -39,20 +38,23 @@ from .wait import (
     parse_question,
     refuse_on_event_loop,
     run_call,
+    signal_call,
     sleep_call,
     wait_for_approval,
-    wait_for_signal,
 )
 from .watch import watch_here
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    import psycopg
+
     from kedge.llm.bills import Charge
     from kedge.llm.budget import Budget
 
     from .aio import AsyncRun
     from .queues import Handle
+    from .transaction import Transaction
 
 
 class Run:
@@ -107,6 +109,11 @@ class Run:
     def session(self) -> int:
         """How many processes have worked on this run so far, this one included; 0 before it is entered."""
         return 0 if self._session is None else self._session.number
+
+    @property
+    def identity(self) -> str:
+        """What tells this run from one that had the same key before it was deleted."""
+        return f"{self.store.namespace}:{self.key}:{self._at_work().began_at!r}"
 
     @property
     def store(self) -> CheckpointManager:
@@ -222,6 +229,11 @@ class Run:
             return self._steps.run_async(place, call)
         return self._steps.run(place, call)
 
+    def claim(self, name: str) -> str:
+        """Claim the first free step of "name", "name 2", "name 3", … at this place, and answer its name."""
+        self._at_work()
+        return self._steps.claim_free(place_in(self), parse_step(name))
+
     def llm(
         self,
         name: str,
@@ -251,6 +263,12 @@ class Run:
         path = (*place_in(self).path, name)
         body = {"model": model, "messages": messages, **parameters}
         return self.call(name, llm_call(self._at_work(), path, call, body, options, sample, mode, ttl_s, budget))
+
+    def transaction(self, conn: psycopg.Connection[Any]) -> Transaction:
+        """For steps that write to a PostgreSQL of yours, exactly once: `run.transaction(conn).step(name, f, …)`."""
+        from .transaction import Transaction  # optional: psycopg
+
+        return Transaction(self, conn)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -316,17 +334,7 @@ class Run:
         It may be sent before the run asks. Each call takes one message, in the order of sending; the second call is the
         step "name 2", and so on. After `wait_s` the process pauses and exits; None waits on.
         """
-        return self.wait(self.signal_call(name, wait_s))["value"]
-
-    def signal_call(self, name: str, wait_s: float | None) -> WaitCall:
-        parse_step(name)
-        self._at_work()
-        step = self._steps.claim_free(place_in(self), name)
-
-        def tags(answer: Any) -> Mapping[str, str]:
-            return {"signal": signal_tag(name), "message": str(answer["message"])}
-
-        return WaitCall(step, lambda session, path: wait_for_signal(session, path, name, wait_s), tags, is_claimed=True)
+        return self.wait(signal_call(self.claim(name), name, wait_s))["value"]
 
     def approval(
         self,
@@ -391,17 +399,10 @@ class Run:
 
         A run that is resumed does not repeat it: the first call under a name is the first value, and so on.
         """
-        self._at_work()
-        step = self._steps.claim_free(place_in(self), f"emit {parse_step(name)}")
+        step = self.claim(f"emit {parse_step(name)}")
         self.call(step, Call(lambda: value, inputs=None, tags=lambda _: stream_tags(name), is_claimed=True))
 
     # What workers and children need
-
-    def child_step(self, name: str, key: str) -> str:
-        """Record that this run has started another one; its key, which may be that of an earlier session."""
-        step = self._steps.claim_free(place_in(self), f"start {name}")
-        call = Call(lambda: key, inputs=None, tags=lambda _: {"kind": "child", "run": key}, is_claimed=True)
-        return str(self.call(step, call))
 
     def adopt(self, child: Run) -> None:
         """A run that is to pause when this one does."""
@@ -444,8 +445,3 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<kedge run {self.key}, session {self.session}>"
-
-
-def this_command() -> dict[str, object]:
-    """How this process was started, for `kedge runs resume`."""
-    return {"command": {"argv": list(sys.orig_argv), "cwd": os.getcwd()}}

@@ -13,7 +13,7 @@ from kedge.errors import Validation
 
 from .account import Waiting
 from .approval import Approval, PendingApproval, decision_of, expire
-from .inbox import SIGNAL
+from .inbox import SIGNAL, signal_tag
 from .keys import Path, show
 from .session import Session
 from .signals import Paused
@@ -80,6 +80,15 @@ class WaitCall:
 def sleep_call(seconds: float, name: str | None, wait_s: float | None) -> WaitCall:
     seconds = parse_seconds("seconds", seconds)
     return WaitCall(name or f"sleep {seconds:g} s", lambda session, path: wait_for_time(session, path, seconds, wait_s))
+
+
+def signal_call(step: str, name: str, wait_s: float | None) -> WaitCall:
+    """Wait for the next message under `name`, at the claimed step `step`."""
+
+    def tags(answer: Any) -> Mapping[str, str]:
+        return {"signal": signal_tag(name), "message": str(answer["message"])}
+
+    return WaitCall(step, lambda session, path: wait_for_signal(session, path, name, wait_s), tags, is_claimed=True)
 
 
 def run_call(handle: Handle, wait_s: float | None) -> WaitCall:

@@ -1,0 +1,104 @@
+"""Steps that write to a PostgreSQL of the user's, exactly once: with a row for the step in the same transaction.
+
+    look      for the row of the step: if it is there, the transaction was committed, and the row has the result
+    work      the function, then the row, under a primary key made of run and step
+    commit    what the function wrote and the row, or neither
+    save      the result, as that of any step
+
+Killed before the commit, nothing has happened; behind it, the row answers. Of two owners of the run, one of which was
+suspended, only one can commit: the other meets the primary key, is rolled back, and gets the result of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from kedge import codec
+from kedge.errors import Conflict, Corrupted, Validation
+
+from .keys import digest_of, step_key
+from .place import place_in
+from .retry import Retry
+from .step import Call, parse_options, parse_version
+
+if TYPE_CHECKING:
+    from .run import Run
+
+Connection = psycopg.Connection[Any]
+TABLE = "kedge_steps"
+CREATE = (
+    f"CREATE TABLE IF NOT EXISTS {TABLE} (run text NOT NULL, step text NOT NULL, result bytea NOT NULL, "
+    "created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (run, step))"
+)
+_CREATING = 0x6B656473  # advisory lock, for one transaction: "keds"
+_IN_ONE_PIECE = 1 << 62  # bytes
+
+
+class Transaction:
+    """What `run.transaction(conn)` gives."""
+
+    def __init__(self, run: Run, conn: Connection) -> None:
+        if not isinstance(conn, psycopg.Connection):
+            raise Validation(
+                f"run.transaction takes a psycopg.Connection (got {type(conn).__name__})", hint="psycopg.connect(…)"
+            )
+        self._run = run
+        self._conn = conn
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        retries: int | Retry = 0,
+        version: str | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The result of `function(conn, *args, **kwargs)`, as `run.step`: what it writes with `conn`, it writes once.
+
+        The transaction is this step's: Conflict if one is open on the connection. The function neither commits nor
+        rolls back. Its result is kept in the table `kedge_steps` of the database too, which is made if there is none.
+        """
+        inputs = {"args": list(args), "kwargs": kwargs}
+        path = place_in(self._run).below(name).path
+        full_version = f"{self._run.version}/{parse_version(version)}"
+        row = (self._run.identity, step_key(path, full_version, {"inputs": digest_of(inputs, f"step {name}")}))
+        options = parse_options(retries, None, "process", version)
+        return self._run.call(name, Call(lambda: self._once(row, function, args, kwargs), (), {}, options, inputs))
+
+    def _once(
+        self, row: tuple[str, str], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        conn = self._conn
+        if conn.info.transaction_status != TransactionStatus.IDLE:
+            raise Conflict("the connection is in a transaction", hint="commit it first, or use another connection")
+        if (saved := self._saved(row)) is not None:
+            return saved[0]
+        try:
+            with conn.transaction():
+                result = function(conn, *args, **kwargs)
+                encoded = codec.encode(result, out_of_band_bytes=_IN_ONE_PIECE)
+                conn.execute(f"INSERT INTO {TABLE} VALUES (%s, %s, %s)", (*row, bytes(encoded.tree)))
+        except psycopg.errors.UniqueViolation:
+            if (saved := self._saved(row)) is None:
+                raise  # of a table of the user's
+            return saved[0]
+        return result
+
+    def _saved(self, row: tuple[str, str]) -> tuple[Any] | None:
+        with self._conn.transaction():
+            if self._conn.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
+                self._conn.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
+                self._conn.execute(CREATE)
+            cursor = self._conn.cursor(row_factory=psycopg.rows.tuple_row)
+            found = cursor.execute(f"SELECT result FROM {TABLE} WHERE run = %s AND step = %s", row).fetchone()
+        return None if found is None else (codec.decode(found[0], _no_buffers),)
+
+
+def _no_buffers(number: int) -> bytes:
+    raise Corrupted(f"a row of {TABLE} is not what Kedge wrote", hint="delete the row, and the step runs again")

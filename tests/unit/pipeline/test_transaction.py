@@ -1,0 +1,145 @@
+"""Steps that write to the user's own PostgreSQL exactly once, wherever the process dies."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kedge
+from kedge import CheckpointManager
+from kedge.pipeline.history import delete_run
+from kedge.pipeline.session import Session
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from tests.servers.postgres import Cluster
+
+pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]
+
+
+@pytest.fixture
+def url(postgres: "Cluster") -> str:
+    import psycopg
+
+    url = postgres.empty_database()
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("DROP TABLE IF EXISTS booking, kedge_steps")
+        db.execute("CREATE TABLE booking (seat int)")
+    return url
+
+
+@pytest.fixture
+def conn(url: str) -> "Iterator[psycopg.Connection[Any]]":
+    import psycopg
+
+    with psycopg.connect(url) as db:
+        yield db
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with kedge.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def book(conn: "psycopg.Connection[Any]", seat: int) -> dict[str, int]:
+    conn.execute("INSERT INTO booking VALUES (%s)", (seat,))
+    return {"seat": seat}
+
+
+def booked(conn: "psycopg.Connection[Any]") -> list[int]:
+    with conn.transaction():
+        return [seat for (seat,) in conn.execute("SELECT seat FROM booking").fetchall()]
+
+
+class Killed(BaseException):
+    """Nothing that is done for errors is done for a kill."""
+
+
+def test_what_a_step_wrote_before_a_kill_is_not_written_again(
+    store: CheckpointManager, conn: "psycopg.Connection[Any]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the commit, before the step's own record; and before the commit, behind the writes."""
+
+    def attempt(work: Any = book) -> Any:
+        with kedge.run("r", store=store, progress=False) as run:
+            return run.transaction(conn).step("book", work, 7)
+
+    def dies(conn: "psycopg.Connection[Any]", seat: int) -> None:
+        book(conn, seat)
+        raise Killed
+
+    with pytest.raises(Killed):
+        attempt(dies)
+    assert booked(conn) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "save", lambda *_, **__: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            attempt()
+    assert booked(conn) == [7]
+    assert attempt() == {"seat": 7}
+    assert attempt(dies) == {"seat": 7}  # saved as any step
+    assert booked(conn) == [7]
+    delete_run(store, "r")
+    attempt()  # another run, though it has the same key
+    assert booked(conn) == [7, 7]
+
+
+def test_of_two_owners_one_commits(store: CheckpointManager, conn: "psycopg.Connection[Any]", url: str) -> None:
+    """The first is suspended in its transaction until the second has committed."""
+    import psycopg
+
+    inside, may_go = threading.Event(), threading.Event()
+
+    def slow(conn: "psycopg.Connection[Any]", seat: int) -> dict[str, int]:
+        inside.set()
+        may_go.wait()
+        return book(conn, seat)
+
+    answers: list[Any] = []
+    with kedge.run("r", store=store, progress=False) as run, psycopg.connect(url) as other:
+        own = run.transaction(conn)
+        row = (run.identity, "step")
+        suspended = threading.Thread(target=lambda: answers.append(own._once(row, slow, (7,), {})))
+        suspended.start()
+        inside.wait()
+        answers.append(run.transaction(other)._once(row, book, (7,), {}))
+        may_go.set()
+        suspended.join()
+    assert answers == [{"seat": 7}, {"seat": 7}]
+    assert booked(conn) == [7]
+
+
+def test_errors_of_the_function_leave_nothing(store: CheckpointManager, conn: "psycopg.Connection[Any]") -> None:
+    import psycopg
+
+    with kedge.run("r", store=store, progress=False) as run:
+        transaction = run.transaction(conn)
+        tries: list[int] = []
+
+        def fragile(conn: "psycopg.Connection[Any]", seat: int) -> dict[str, int]:
+            tries.append(seat)
+            result = book(conn, seat)
+            if len(tries) == 1:
+                raise ConnectionError("no network")
+            return result
+
+        assert transaction.step("book", fragile, 8, retries=kedge.Retry(times=1, delay_s=0, jitter=0)) == {"seat": 8}
+        assert booked(conn) == [8]
+        with pytest.raises(kedge.UnsupportedType):
+            transaction.step("odd result", lambda conn, seat: book(conn, seat) and object(), 9)
+        with pytest.raises(psycopg.errors.UniqueViolation):  # of the user's own table
+            transaction.step(
+                "twice", lambda conn: [conn.execute("CREATE UNIQUE INDEX ON booking (seat)"), book(conn, 8)]
+            )
+        assert booked(conn) == [8]
+        conn.execute("SELECT 1")
+        with pytest.raises(kedge.Conflict, match="in a transaction"):
+            transaction.step("open", book, 10)
+        conn.rollback()
+        with pytest.raises(kedge.Validation, match=r"takes a psycopg\.Connection"):
+            run.transaction("postgresql://…")  # type: ignore[arg-type]
+    assert booked(conn) == [8]
