@@ -10,16 +10,18 @@ Killed anywhere, the parent comes to the same child again, and takes it over if 
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kedge.errors import LeaseHeld, LeaseLost, StorageError, Validation
+from kedge.errors import LeaseHeld, LeaseLost, NoSpace, StorageError, Unavailable, Validation
 from kedge.manager import CheckpointManager
-from kedge.model import RunStatus
+from kedge.model import Lease, RunStatus
 
 from .declaration import Pipeline, parse_pipeline
 from .entries import RECOVERY, call_of, drop_entry, queue_job, ready
@@ -29,6 +31,7 @@ from .owner import newest_status, status_of, take_lease, this_command
 from .place import here
 from .queues import Handle
 from .recovery import register
+from .retry import Retry
 from .run import Run
 from .signals import Paused
 from .step import Call
@@ -36,6 +39,7 @@ from .step import Call
 LEASE_S = 30.0
 _PRIORITY = 5
 _MOST_CHARACTERS = 100  # of the key of a child that says whose it is
+_OUTAGE = Retry(times=5)  # of the store, while a run is at work
 _ENDED = (RunStatus.COMPLETED, RunStatus.CANCELLED)
 _stores: dict[str, CheckpointManager] = {}  # opened here by path or URL, for as long as this process lives
 _running: set[Run] = set()
@@ -57,8 +61,8 @@ def start(
 
     Inside a run it is a child: its default key is made of the parent's, and a parent that is resumed comes to the same
     child again. `run.result(handle)` waits for it in a way that survives a restart. If this process dies, a worker
-    (`kedge worker FILE.py`) takes the run over, or the next process that starts it. The process does not end before its
-    runs have.
+    (`kedge worker FILE.py`) takes the run over, or the next process that starts it. Wait for the handle before the
+    program ends: Python takes no more work for pools of threads then, and a run that needs one fails.
     """
     options = Background(key, store)
     parse_pipeline(pipeline).check_options(args, options)
@@ -126,7 +130,7 @@ class _Start:
         handle = partial(Handle, self.store, self.key, queue_job(RECOVERY))
         if status is RunStatus.FAILED and self.parent is not None:
             # The parent may have handled that, and then it does not ask for the result again (`kept`).
-            return handle(begin=self.begin)
+            return handle(resume=self.begin)
         if status not in _ENDED:
             self.begin()
         return handle()
@@ -141,28 +145,39 @@ class _Start:
             if self._status() in _ENDED:
                 return
             entry, origin = register(self.store, self.key, self.pipeline.name, self.call)
-            command = {} if self.parent is not None else this_command()
-            run = Run(
-                self.key, store=self.store, version=self.pipeline.version, pipeline=self.pipeline.name, signals=False,
-                progress=False, lease=lease, origin={**command, **origin}, parent=self.parent,
-            )  # fmt: skip
-            held = stack.pop_all()
-        threading.Thread(target=self._work, args=(run, entry, held), name=f"kedge-run-{self.key}").start()
+            if self.parent is None:
+                origin = {**this_command(), **origin}
+            work = partial(self._work, lease, entry, origin, stack.pop_all())
+        threading.Thread(target=work, name=f"kedge-run-{self.key}").start()
 
-    def _work(self, run: Run, entry: str, held: ExitStack) -> None:
+    def _work(self, lease: Lease, entry: str, origin: Mapping[str, object], held: ExitStack) -> None:
         with held:
-            _running.add(run)
-            try:
-                self.pipeline.carry_out(run, self.call)
-            except (LeaseLost, StorageError):
-                return  # it belongs to somebody else, or is taken over
-            except Paused:
-                with suppress(StorageError):
-                    self.store.tag(entry, state=ready(_PRIORITY))  # a worker continues it
-                return
-            except BaseException:  # noqa: BLE001 - recorded with the run, and raised by its handle
-                pass
-            finally:
-                _running.discard(run)
+            for attempt in itertools.count(1):
+                run = Run(
+                    self.key, store=self.store, version=self.pipeline.version, pipeline=self.pipeline.name,
+                    signals=False, progress=False, lease=lease, origin=origin, parent=self.parent,
+                )  # fmt: skip
+                try:
+                    self._carry_out(run)
+                except LeaseLost:
+                    return  # it belongs to somebody else, and so does its entry
+                except Paused:
+                    with suppress(StorageError):
+                        self.store.tag(entry, state=ready(_PRIORITY))  # a worker continues it
+                    return
+                except (Unavailable, NoSpace):  # the store comes back; somebody makes room
+                    if attempt <= _OUTAGE.times:
+                        time.sleep(_OUTAGE.wait_s(attempt))
+                        continue
+                except BaseException:  # noqa: BLE001 - recorded with the run, and raised by its handle
+                    pass
+                break
             with suppress(StorageError):  # a worker finds the run ended
                 drop_entry(self.store, entry)
+
+    def _carry_out(self, run: Run) -> None:
+        _running.add(run)
+        try:
+            self.pipeline.carry_out(run, self.call)
+        finally:
+            _running.discard(run)

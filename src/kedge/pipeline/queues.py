@@ -186,13 +186,13 @@ class Handle:
     """A run that was submitted: its status and result, from anywhere. Also awaitable."""
 
     def __init__(
-        self, store: CheckpointManager, key: str, job: str, *, begin: Callable[[], None] = lambda: None
+        self, store: CheckpointManager, key: str, job: str, *, resume: Callable[[], None] | None = None
     ) -> None:
-        """`begin` is called when somebody asks for the result of a run that has failed before."""
+        """`resume` carries out a run that has failed before: once, when somebody asks for its result."""
         self.key = key
         self._store = store
         self._job = job
-        self.begin = begin
+        self._resume = resume
 
     @property
     def status(self) -> str:
@@ -222,14 +222,14 @@ class Handle:
     async def _wait_async(self) -> Any:
         from asyncio import sleep, to_thread
 
-        await to_thread(self.begin)
+        await to_thread(self.resume)
         while (outcome := await to_thread(self.outcome)) is None:
             await sleep(LOOK_EVERY_S)
         return outcome[0]
 
     def _wait(self, timeout_s: float | None) -> Generator[float, None, Any]:
         until = None if timeout_s is None else time.monotonic() + parse_seconds("timeout_s", timeout_s)
-        self.begin()
+        self.resume()
         while (outcome := self.outcome()) is None:
             if until is not None and time.monotonic() >= until:
                 raise StepTimeout(
@@ -237,6 +237,12 @@ class Handle:
                 )
             yield LOOK_EVERY_S
         return outcome[0]
+
+    def resume(self) -> None:
+        """Have a child that failed in an earlier session of its parent carried out again."""
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
 
     def outcome(self) -> tuple[Any] | None:
         """The result; None while the run has not ended. Raises what it failed with for good."""

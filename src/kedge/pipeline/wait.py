@@ -119,7 +119,7 @@ def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | Non
 
 
 def wait_for_run(session: Session, path: Path, handle: Handle, wait_s: float | None) -> Wait[Any]:
-    handle.begin()
+    handle.resume()
     return (yield from _wait(session, path, {"for": RUN, "name": handle.key, "prompt": ""}, handle.outcome, wait_s))
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Conflict, Validation
+from kedge.pipeline import background
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import RECOVERY, RUNNING
 from kedge.pipeline.history import children_of, command_of, find_run
@@ -80,6 +81,24 @@ def test_a_failure_is_raised_by_the_handle_and_tried_again_when_it_is_started_ag
         handle.result()
     works = True
     assert kedge.start(fragile, store=store).result() == "done"
+    settled(store)
+
+
+def test_an_outage_of_the_store_is_waited_for(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_OUTAGE", kedge.Retry(times=1, delay_s=0, jitter=0))
+    calls: list[int] = []
+
+    @kedge.pipeline
+    def work(outages: int) -> str:
+        calls.append(outages)
+        if len(calls) <= outages:
+            raise kedge.Unavailable("no database")
+        return "done"
+
+    assert kedge.start(work, 1, store=store).result() == "done"
+    calls.clear()
+    with pytest.raises(kedge.Unavailable):
+        kedge.start(work, 2, store=store).result()
     settled(store)
 
 
