@@ -237,7 +237,7 @@ def test_children_pause_with_their_parent(store: CheckpointManager) -> None:
 
 
 PROGRAM = """
-    import os, sys, time
+    import os, sys, threading
     import kedge
 
     @kedge.pipeline
@@ -246,7 +246,7 @@ PROGRAM = """
         run.step("first", lambda: open(f"{folder}/first", "a").write("x"))
         if not os.path.exists(f"{folder}/go"):
             open(f"{folder}/here", "w").close()
-            time.sleep(600)
+            threading.Event().wait()  # until it is killed
         run.step("second", lambda: open(f"{folder}/second", "a").write("x"))
         return "done"
 
