@@ -8,12 +8,14 @@ import pty
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def serving(place: Path, *arguments: str, before: str = "pass") -> Iterator[tupl
         for line in process.stderr:
             told = json.loads(line)["message"]
             if "running on" in told:
-                url = next(word for word in told.split() if word.startswith("http://"))
+                url = next((word for word in told.split() if word.startswith("http://")), "")
                 break
         else:
             pytest.fail("it did not start")
@@ -277,3 +279,63 @@ def test_systemd_hears_when_it_is_ready(tmp_path: Path, workers: str) -> None:
             finally:
                 process.terminate()  # a kill would leave its workers behind
                 process.wait()
+            if workers == "1":
+                assert heard.recv(100) == b"STOPPING=1"
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for localhost that signs itself, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, form, plain))
+    return cert, key
+
+
+def test_https_on_a_unix_socket_with_smaller_bodies(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    path = tmp_path / "kedge.sock"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()  # as a killed service leaves it
+    arguments = ["--unix-socket", str(path), "--tls-cert", str(cert), "--tls-key", str(key), "--max-body", "1"]
+    with serving(tmp_path / "store", *arguments) as (process, _):
+        assert path.stat().st_mode & 0o777 == 0o660
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path), verify=trusted), timeout=60) as client:
+            answer = client.get("https://localhost/readyz")
+            assert answer.status_code == 200
+            large = b"x" * (1 << 20) + b"x"
+            refused = client.post("https://localhost/api/v1/jobs/j/checkpoints", content=large)
+            assert refused.status_code == 413
+        taken = CliRunner().invoke(
+            cli, ["serve", "--store", str(tmp_path / "store"), "--unix-socket", str(path)], catch_exceptions=False
+        )
+        assert "something is there already" in taken.output
+        assert path.exists()
+        process.terminate()
+        process.wait()
+    assert not path.exists()
+
+
+def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
+    cert, _ = certificate(tmp_path)
+    for arguments in (["--tls-cert", str(cert)], ["--tls-cert", str(tmp_path / "none")], ["--tls-key", str(cert)]):
+        refused = CliRunner().invoke(cli, ["serve", "--store", str(tmp_path / "store"), *arguments])
+        assert refused.exit_code == 3, refused.output
+        assert "--tls" in refused.output

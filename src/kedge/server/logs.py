@@ -50,9 +50,9 @@ class Words(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure(level: str = "info") -> None:
-    """Lines on stderr for everything; uvicorn's own access log is replaced by ours."""
-    is_watched = sys.stderr.isatty()
+def configure(level: str = "info", form: str = "auto") -> None:
+    """Lines on stderr for everything, as "json" or "text"; "auto": text on a terminal. Uvicorn's access log is ours."""
+    is_watched = sys.stderr.isatty() if form == "auto" else form == "text"
     out = logging.StreamHandler(sys.stderr)
     out.setFormatter(Words() if is_watched else JsonLines())
     root = logging.getLogger()
@@ -66,6 +66,6 @@ def configure(level: str = "info") -> None:
 
 
 def announce(address: str) -> None:
-    """On a terminal: where to look, before anything else is said."""
-    if sys.stderr.isatty():
+    """For people who watch: where to look, before anything else is said."""
+    if any(isinstance(handler.formatter, Words) for handler in logging.getLogger().handlers):
         print(f"Kedge serves on {address}   (stop it with Ctrl-C)", file=sys.stderr, flush=True)  # noqa: T201

@@ -5,13 +5,17 @@ On SIGTERM a worker takes no new connection, ends its event streams, answers wha
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import signal
 import socket
+import ssl
+import stat
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
@@ -27,7 +31,7 @@ from kedge.manager import CheckpointManager
 from . import logs, metrics
 from .app import create_app
 from .auth import is_loopback
-from .limits import LOOPBACK_NAMES
+from .limits import LOOPBACK_NAMES, Limits
 from .protocol import BoundedHttp
 from .service import Service
 from .tokens import ACCESS, Tokens
@@ -50,6 +54,12 @@ class Settings:
     proxies: str = "127.0.0.1"  # whose X-Forwarded-* headers are believed
     drain_s: int = 30
     log_level: str = "info"
+    log_format: str = "auto"  # as `logs.configure` takes it
+    tls_cert: str | None = None
+    tls_key: str | None = None  # None: it is in the file of the certificate
+    unix_socket: str | None = None  # instead of host and port
+    body_bytes: int = Limits().body_bytes
+    json_bytes: int = Limits().json_bytes
 
 
 def serve(settings: Settings) -> None:
@@ -65,7 +75,9 @@ def serve(settings: Settings) -> None:
         log_config=None,
         access_log=False,
         proxy_headers=True,
-        forwarded_allow_ips=settings.proxies,
+        forwarded_allow_ips="*" if settings.unix_socket else settings.proxies,  # who may connect says the file
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=settings.drain_s,
@@ -74,19 +86,69 @@ def serve(settings: Settings) -> None:
         http=BoundedHttp,
         ws="none",
     )
-    logs.configure(settings.log_level)
-    if settings.workers == 1:
-        server = _Server(config)
-        server.run()
-        if not server.started:
-            raise StorageError(f"{settings.host}:{settings.port} cannot be served", hint="the log above says why")
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.unix_socket is None:
+        _serve(config, None)
         return
-    listening = config.bind_socket()
+    with _unix_listener(settings.unix_socket) as listening:
+        logging.getLogger("kedge.server").info("running on unix socket %s", settings.unix_socket)
+        _serve(config, listening)
+
+
+def _serve(config: uvicorn.Config, listening: socket.socket | None) -> None:
+    if config.workers == 1:
+        server = _Server(config)
+        server.run(None if listening is None else [listening])
+        if not server.started:
+            raise StorageError(f"{config.host}:{config.port} cannot be served", hint="the log above says why")
+        return
+    listening = listening or config.bind_socket()
     listening.listen(config.backlog)  # who comes before the first worker waits for it
     logs.announce(_address(config, listening))
     with tempfile.TemporaryDirectory(prefix="kedge-metrics-") as shared:
         os.environ[metrics.SHARED] = shared
         Multiprocess(config, sockets=[listening]).run()
+
+
+@contextmanager
+def _unix_listener(path: str) -> Iterator[socket.socket]:
+    """A Unix socket for this user and group alone; one that a killed service left behind is replaced."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        try:
+            if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+        before = os.umask(0o117)
+        try:
+            listening.bind(path)
+        except OSError as error:
+            why = "something is there already" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+            raise StorageError(f"socket {path} cannot be served: {why}", hint="choose another path") from error
+        finally:
+            os.umask(before)
+        listening.listen()
+        inode = os.stat(path).st_ino
+        try:
+            yield listening
+        finally:
+            _remove_socket(path, inode)
+
+
+def _remove_socket(path: str, inode: int) -> None:
+    """The file of a socket, unless another service has put its own there meanwhile."""
+    with suppress(FileNotFoundError):
+        if os.stat(path).st_ino == inode:
+            os.unlink(path)
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        try:
+            caller.connect(path)
+        except ConnectionRefusedError:
+            return False
+    return True
 
 
 class _Server(uvicorn.Server):
@@ -96,51 +158,62 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             logs.announce(_address(self.config, self.servers[0].sockets[0]))
-            notify_ready()
+            notify("READY=1")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        files = [(path, os.stat(path).st_ino) for each in sockets or () if os.path.exists(path := each.getsockname())]
+        await super().shutdown(sockets)
+        for path, inode in files:  # here, because the signal that stops it ends the process behind this
+            _remove_socket(path, inode)
 
 
 def _address(config: uvicorn.Config, listening: Any) -> str:
+    if listening.family == socket.AF_UNIX:
+        return f"unix socket {listening.getsockname()}"
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{listening.getsockname()[1]}"
+    return f"{'https' if config.is_ssl else 'http'}://{host}:{listening.getsockname()[1]}"
 
 
-def notify_ready() -> None:
-    """Tell systemd (Type=notify) that requests are answered from now on; nothing where nobody asked."""
+def notify(what: str) -> None:
+    """Tell systemd (Type=notify) how it stands: READY=1, STOPPING=1; nothing where nobody asked."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-            notifier.sendto(b"READY=1", address.replace("@", "\0", 1) if address.startswith("@") else address)
+            notifier.sendto(what.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
 
 
 def make_app() -> FastAPI:
     """The application of a worker process."""
     return_memory_from(_LARGE_BYTES)
     told = Settings(**json.loads(os.environ[_SETTINGS]))
-    logs.configure(told.log_level)
+    logs.configure(told.log_level, told.log_format)
     hosts = {*LOOPBACK_NAMES, *told.allow_hosts, *([told.host] if is_loopback(told.host) else [])}
     if not is_loopback(told.host) and not told.allow_hosts:
         hosts = set()  # whoever has a token may call it as they can reach it
-    app = create_app(told.store, namespace=told.namespace, allow_hosts=hosts, root_path=told.root_path)
+    limits = Limits(body_bytes=told.body_bytes, json_bytes=told.json_bytes)
+    app = create_app(told.store, namespace=told.namespace, allow_hosts=hosts, root_path=told.root_path, limits=limits)
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[Any]:
-        _drain_on_signal(app.state.service)
+        _drain_on_signal(app.state.service, tells_systemd=told.workers == 1)
         async with inner(app) as state:
             if told.workers > 1:
-                notify_ready()
+                notify("READY=1")
             yield state
 
     app.router.lifespan_context = life
     return app
 
 
-def _drain_on_signal(service: Service) -> None:
+def _drain_on_signal(service: Service, *, tells_systemd: bool) -> None:
     """Streams that would never end hear of the stop at once; then uvicorn goes on as it would have."""
     for number in (signal.SIGTERM, signal.SIGINT):
         before = signal.getsignal(number)
 
         def stop(sig: int, frame: FrameType | None, before: Any = before) -> None:
             service.is_draining = True
+            if tells_systemd:  # one of several workers may stop while the service goes on
+                notify("STOPPING=1")
             if callable(before):
                 before(sig, frame)
 
@@ -157,6 +230,10 @@ def _check(settings: Settings) -> None:
                 f"{settings.host} can be reached from elsewhere, and this store has no valid token",
                 hint="make one first: kedge token create NAME --scope write --namespace default",
             )
+    if settings.tls_cert is not None:
+        _check_certificate(settings.tls_cert, settings.tls_key)
+    if settings.unix_socket is not None:
+        return
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
         for family, kind, number, _, address in found:
@@ -167,4 +244,15 @@ def _check(settings: Settings) -> None:
         raise StorageError(
             f"{settings.host}:{settings.port} cannot be served: {error.strerror}",
             hint="is something else serving there? --port chooses another, --port 0 any that is free",
+        ) from error
+
+
+def _check_certificate(certificate: str, key: str | None) -> None:
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=lambda: "")  # nobody is there to be asked for one
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise Validation(
+            f"the certificate {certificate} cannot be used: {error}",
+            hint="--tls-cert is a PEM file with the whole chain, --tls-key its key, without a password",
         ) from error

@@ -36,6 +36,23 @@ from kedge.cli.command import Number, Session, store_command
     default="info",
     help="Log messages of this level and above.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text"]),
+    default="auto",
+    help="How to log; auto: text on a terminal, else JSON lines.",
+)
+@click.option("--tls-cert", type=click.Path(dir_okay=False), help="Serve HTTPS with this certificate chain (PEM).")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="The certificate's key, if it is in another file.")
+@click.option(
+    "--unix-socket", type=click.Path(dir_okay=False), help="Listen on this Unix socket instead of a host and port."
+)
+@click.option(
+    "--max-body", type=Number(1), default=1024, metavar="MIB", show_default=True, help="The largest save, in MiB."
+)
+@click.option(
+    "--max-json", type=Number(1), default=64, metavar="MIB", show_default=True, help="The largest save as JSON, in MiB."
+)
 def serve_command(
     session: Session,
     host: str,
@@ -46,6 +63,12 @@ def serve_command(
     trust_proxy: str,
     drain: int,
     log_level: str,
+    log_format: str,
+    tls_cert: str | None,
+    tls_key: str | None,
+    unix_socket: str | None,
+    max_body: int,
+    max_json: int,
 ) -> None:
     """Serve the store over HTTP: a web page for people, an API for programs.
 
@@ -61,6 +84,8 @@ def serve_command(
     except ModuleNotFoundError as error:
         raise Validation(f"serving needs {error.name}", hint=install_hint("server")) from error
 
+    if tls_key is not None and tls_cert is None:
+        raise Validation("--tls-key needs --tls-cert", hint="name the file of the certificate, too")
     place = reachable(session.store or default_url())
     if place.startswith("memory:") and workers > 1:
         raise Validation("several workers cannot share a store in memory", hint="use one, or a directory")
@@ -77,5 +102,11 @@ def serve_command(
             proxies=trust_proxy,
             drain_s=drain,
             log_level=log_level,
+            log_format=log_format,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            unix_socket=unix_socket,
+            body_bytes=max_body << 20,
+            json_bytes=max_json << 20,
         )
     )
