@@ -19,6 +19,7 @@ CheckpointId = NewType("CheckpointId", str)
 Document = dict[str, object]  # JSON, the same for the command line, the service and its client
 
 MAX_STEP_CHARACTERS = 1024
+LOG_LEVELS = ("debug", "info", "warning", "error")  # of the lines of a run
 INBOX_SUFFIX = ":inbox"  # of the job that holds the messages to a run
 QUEUE_PREFIX = "queue:"  # of jobs that hold what was submitted to a queue
 MAX_TAGS = 64

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.errors import Cancelled, Conflict, Denied, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import INBOX_SUFFIX, Checkpoint, RunStatus
+from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus
 
 from .approval import APPROVAL, decision_of
 from .items import maps_of
@@ -163,9 +163,19 @@ def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHi
     return steps
 
 
-def logs_of(store: CheckpointManager, key: str, limit: int = 20) -> list[Checkpoint]:
-    """The newest lines of `run.log`, oldest first."""
-    return store.list(key, tags={"kind": "log"}, limit=limit)
+def logs_of(
+    store: CheckpointManager, key: str, limit: int = 20, *, level: str = "", before: int | None = None
+) -> list[Checkpoint]:
+    """The newest lines of `run.log`, oldest first; of `level` and above, and before the number `before`."""
+    tags = {"kind": "log"}
+    if not level:
+        return store.list(key, tags=tags, limit=limit, before=before)
+    lines = [
+        line
+        for each in LOG_LEVELS[LOG_LEVELS.index(level) :]
+        for line in store.list(key, tags=tags, metadata={"level": each}, limit=limit, before=before)
+    ]
+    return sorted(lines, key=lambda line: line.seq)[-limit:]
 
 
 def bills_of(store: CheckpointManager, key: str) -> dict[str, Bill]:

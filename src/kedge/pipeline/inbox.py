@@ -15,7 +15,7 @@ from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, MAX_STEP_CHARACTERS, Checkpoint, CheckpointId, parse_name, parse_step
 
-CANCEL, SIGNAL = "cancel", "signal"
+CANCEL, SIGNAL, ITEMS = "cancel", "signal", "items"  # what a message is; ITEMS: which failed ones to try again
 StoreLike = CheckpointManager | str | os.PathLike[str]
 _PAGE = 100
 

@@ -1,16 +1,17 @@
-"""The items of a run's maps, from the records of their workers alone: how many are done, and which still fail."""
+"""The items of a run's maps, from the records of their workers alone: which are done, where, and which failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kedge.errors import Corrupted
+from kedge.errors import Corrupted, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, CheckpointId
 
 from .digests import DIGEST_BYTES, split
+from .inbox import ITEMS, post
 from .keys import digest_of, show
 
 _PAGE = 5000
@@ -25,6 +26,7 @@ class FailedItem:
     traceback: str
     attempts: int
     checkpoint: str  # of the record that tells it
+    number: int | None = None  # its place among the items
 
 
 @dataclass(slots=True)
@@ -35,6 +37,27 @@ class MapItems:
     records: list[Checkpoint] = field(default_factory=list)
     done: int = 0
     failed: dict[str, FailedItem] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int | None:
+        """How many items the newest session was given, where its map could tell."""
+        total = self.records[-1].metadata.get("of") if self.records else None
+        return total if isinstance(total, int) else None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItem:
+    """One item of a map: the record of its result, its index there, and its failures, oldest first."""
+
+    key: str
+    number: int | None
+    record: Checkpoint | None
+    index: int
+    failures: Sequence[tuple[FailedItem, Checkpoint]]
+
+    @property
+    def status(self) -> str:
+        return "done" if self.record is not None else "failed" if self.failures else "pending"
 
 
 def maps_of(store: CheckpointManager, key: str) -> list[MapItems]:
@@ -65,6 +88,78 @@ def _count(store: CheckpointManager, items: MapItems) -> None:
             for item in failures_in(store, record):
                 items.failed[item.key] = item
                 failing.update((digest, item.key) for digest in _digests(item.key))
+
+
+def places_in(record: Checkpoint) -> list[tuple[int, int]]:
+    """Where the items of a record are among all items: (first, how many), in the order of its results."""
+    places = record.metadata.get("at")
+    return [
+        (place[0], place[1])
+        for place in (places if isinstance(places, list) else [])
+        if isinstance(place, list) and len(place) == 2 and all(type(part) is int and part >= 0 for part in place)
+    ]
+
+
+def find_item(store: CheckpointManager, items: MapItems, *, key: str = "", number: int | None = None) -> FoundItem:
+    """An item by its key, as text, or by its place; NotFound for a key that no record has."""
+    failed = [
+        (item, record)
+        for record in items.records
+        if record.metadata.get("failed")
+        for item in failures_in(store, record)
+        if (item.number == number if number is not None else item.key == key)
+    ]
+    newest = failed[-1][0] if failed else None
+    digests: set[bytes] = set()
+    if newest is not None:
+        digests.update(_digests(newest.key))
+    elif number is None:
+        digests.update(_digests(key), _digest_of_number(key))
+    for record in reversed(items.records):
+        index = _index(store, record, digests, number)
+        if index is not None:
+            place = number if number is not None else _number_at(record, index)
+            return FoundItem(newest.key if newest else key, place, record, index, failed)
+    if newest is None and number is None:
+        raise NotFound(f"map {items.path} has no item {key}", hint="items are found by their key, or as #place")
+    return FoundItem(newest.key if newest else key, newest.number if newest else number, None, 0, failed)
+
+
+def _digest_of_number(text: str) -> list[bytes]:
+    """By which an item is known whose key, or which itself, is this number."""
+    is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
+    return [digest_of(int(text), "a key")[:DIGEST_BYTES]] if is_number else []
+
+
+def _index(store: CheckpointManager, record: Checkpoint, digests: Collection[bytes], number: int | None) -> int | None:
+    """Which of a record's results is that of an item."""
+    if digests:
+        return next((n for n, digest in enumerate(_done_in(store, record)) if digest in digests), None)
+    before = 0
+    for first, count in places_in(record):
+        if number is not None and first <= number < first + count:
+            return before + number - first
+        before += count
+    return None
+
+
+def _number_at(record: Checkpoint, index: int) -> int | None:
+    for first, count in places_in(record):
+        if index < count:
+            return first + index
+        index -= count
+    return None
+
+
+def retry_items(store: CheckpointManager, run: str, items: Collection[str]) -> list[CheckpointId]:
+    """Have only these failed items, as MAP/KEY, tried again when the run is resumed; answers the messages."""
+    failed = {f"{each.path}/{key}": (each.path, key) for each in maps_of(store, run) for key in each.failed}
+    if unknown := [item for item in items if item not in failed]:
+        raise NotFound(f"run {run} has no failed item {unknown[0]}", hint=f"kedge runs show {run} lists them")
+    chosen: dict[str, list[str]] = {}
+    for path, key in (failed[item] for item in items):
+        chosen.setdefault(path, []).append(key)
+    return [post(store, run, ITEMS, path, keys) for path, keys in chosen.items()]
 
 
 def _digests(key: str) -> Iterator[bytes]:
@@ -102,6 +197,7 @@ def failures_in(store: CheckpointManager, record: Checkpoint) -> list[FailedItem
             str(failure.get("traceback", "")),
             int(failure.get("attempts") or 1),
             record.id,
+            number if type(number := failure.get("at")) is int else None,
         )
         for failure in failures
         if isinstance(failure, dict)

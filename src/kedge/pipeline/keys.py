@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import ormsgpack
@@ -14,6 +16,10 @@ from kedge.chunks import Deferred
 from kedge.errors import CheckpointError, UnsupportedType
 
 Path = tuple[str, ...]
+
+_SECRET = re.compile(r"(password|passwd|secret|credential|api_?key|token)s?$", re.IGNORECASE)
+_PREVIEW_CHARACTERS = 200
+_PREVIEW_ENTRIES = 6  # of a list or dict
 
 
 def show(path: Path) -> str:
@@ -55,6 +61,34 @@ def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     for number, value in enumerate(args):
         named[next(names, f"argument {number + 1}")] = value
     return named | {name: kwargs[name] for name in sorted(kwargs)}
+
+
+def preview(name: str, value: object, depth: int = 2) -> str:
+    """A value in a few words, for people; of what is no plain data only its type, so that no code of others runs.
+
+    What is named like a secret is left out.
+    """
+    if _SECRET.search(name) and value is not None:
+        return "(not shown)"
+    kind: type = type(value)
+    if value is None or kind in (bool, float) or (kind is int and -(1 << 64) < value < 1 << 64):  # type: ignore[operator]
+        return repr(value)
+    if isinstance(value, str) and kind is str:
+        return repr(value[:_PREVIEW_CHARACTERS]) + ("…" if len(value) > _PREVIEW_CHARACTERS else "")
+    if not depth or not isinstance(value, list | tuple | dict) or kind not in (list, tuple, dict):
+        return kind.__name__
+    if isinstance(value, dict):
+        entries = islice(value.items(), _PREVIEW_ENTRIES)
+        shown = [
+            f"{preview('', key, 0)}: {preview(key if type(key) is str else '', each, depth - 1)}"
+            for key, each in entries
+        ]
+    else:
+        shown = [preview("", each, depth - 1) for each in value[:_PREVIEW_ENTRIES]]
+    if len(value) > _PREVIEW_ENTRIES:
+        shown.append(f"… {len(value):,} in all")
+    brackets = {list: "[]", tuple: "()"}.get(kind, "{}")
+    return brackets[0] + ", ".join(shown)[: 2 * _PREVIEW_CHARACTERS] + brackets[1]
 
 
 def _positional(function: Callable[..., Any]) -> Iterator[str]:

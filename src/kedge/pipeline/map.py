@@ -14,7 +14,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ from kedge.urls import reachable
 from .attempt import check_picklable
 from .digests import DIGEST_BYTES, DigestSet, split
 from .executors import RemoteExecutor, WorkerLost, Workers, workers_for
-from .failure import ItemError
+from .failure import ItemError, StepFailed
+from .items import FailedItem, maps_of
 from .keys import digest_of, map_key, show
 from .place import Place, carry
 from .progress import Tally
@@ -174,6 +175,8 @@ class Map:
         self._executed = 0
         self._failures = 0
         self._last_failure: ItemError | None = None
+        self._held: dict[str, FailedItem] = {}  # not tried again, because somebody chose others
+        self._passed: list[tuple[int, FailedItem]] = []  # of these, those that the items had, with their numbers
         self._tally = Tally(None)
         self._chunk = 1
         self._again: deque[Item] = deque()  # items of chunks whose worker died
@@ -187,6 +190,8 @@ class Map:
             check_picklable(self._spec, f"map {show(self._spec.path)}", "its items are worked on in other processes")
         local_runs[self._spec.token] = self._run
         self._tally.total = len(items) if isinstance(items, Sized) else None
+        self._spec = replace(self._spec, total=self._tally.total)
+        self._held = self._failures_to_keep()
         workers = workers_for(
             self._options.executor, self._options.workers, self._options.timeout_s, self._spec, self._session.isolation
         )
@@ -200,6 +205,8 @@ class Map:
                 workers.stop()
             raise
         workers.close()
+        for number, kept in self._passed:
+            self._count_failure(number, ItemError(kept.key, kept.error, kept.traceback, kept.attempts))
         self._read_results()
         self._show(is_over=True)
         if self._executed:
@@ -265,7 +272,20 @@ class Map:
                 if collects:
                     self._results[number] = self._earlier[digest]
                 continue
-            yield Item(digest, label or digest.hex(), number, value)
+            label = label or digest.hex()
+            if label in self._held:
+                self._passed.append((number, self._held[label]))
+                continue
+            yield Item(digest, label, number, value)
+
+    def _failures_to_keep(self) -> dict[str, FailedItem]:
+        """The failed items that are left as they are: all but those that somebody chose (`items.retry_items`)."""
+        session, path = self._session, show(self._spec.path)
+        if not session.chosen_items:
+            return {}
+        failed = next((each.failed for each in maps_of(session.store, session.key) if each.path == path), {})
+        chosen = session.chosen_items.get(path, ())
+        return {key: item for key, item in failed.items() if key not in chosen}
 
     def _identify(self, value: Any) -> tuple[bytes, str]:
         """What an item is known by: its key, or its content and how often it came before. "" is no name of its own."""
@@ -361,9 +381,9 @@ class Map:
         assert failure is not None  # nosec B101 # something failed
         where = f"item {failure.key} of map {show(self._spec.path)} of run {self._session.key}"
         more = "" if self._failures == 1 else f"; {self._failures} items failed"
-        assert failure.exception is not None  # nosec B101 # it comes from a worker, not from the store
-        failure.exception.add_note(f"It failed in {where}{more}.")
-        raise failure.exception
+        error = failure.exception or StepFailed(failure.error)  # one of an earlier session
+        error.add_note(f"It failed in {where}{more}.")
+        raise error
 
     def _answer(self) -> Any:
         if not self._options.collect:

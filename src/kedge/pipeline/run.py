@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
-from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
+from kedge.model import LOG_LEVELS, CheckpointLevel, Lease, RunStatus, parse_step
 
 from .approval import Approval
 from .inbox import opened, parse_run_key
@@ -388,10 +388,12 @@ class Run:
             raise Validation(f"progress must be whole numbers, done ≤ total (got {done!r} of {total!r})")
         self._at_work().record_progress(done, total)
 
-    def log(self, text: str, **fields: object) -> None:
-        """A line in the history of the run, durable; `kedge runs show` prints the last ones."""
+    def log(self, text: str, *, level: str = "info", **fields: object) -> None:
+        """A line in the history of the run, durable; `level` is debug, info, warning or error."""
+        if level not in LOG_LEVELS:
+            raise Validation(f"log level {level!r:.100} is unknown", hint=f"use one of: {', '.join(LOG_LEVELS)}")
         path = place_in(self).path or ("log",)
-        metadata = {"kind": "log", "text": str(text)[:2000], "fields": fields}
+        metadata = {"kind": "log", "level": level, "text": str(text)[:2000], "fields": fields}
         self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
 
     def emit(self, name: str, value: Any) -> None:

@@ -20,7 +20,7 @@ from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 from .account import Account, Waiting
 from .attempt import Isolation
 from .failure import Failure, one_line, traceback_of
-from .inbox import CANCEL, Inbox, SignalMessages
+from .inbox import CANCEL, ITEMS, Inbox, SignalMessages
 from .kept import KeptFailures
 from .keys import Path, show, step_key
 from .owner import newest_status, save_status, this_process
@@ -80,6 +80,7 @@ class Session:
         self._stopped_by: CheckpointError | None = None  # a cancellation, or the end of the run's time
         self._end_at: float | None = None  # when steps under way are ended
         self._progress_at = 0.0
+        self.chosen_items: dict[str, set[str]] = {}  # by map: only these of the failed ones are tried again
         self.messages = SignalMessages(store, self.key)
         self.failures = KeptFailures(store, self.key, self._continue_history())
 
@@ -237,7 +238,7 @@ class Session:
             raise type(stopped)(stopped.message, hint=stopped.hint) from cause
 
     def _read_inbox(self) -> None:
-        """Learn whether the run was cancelled, or its time is over; asks the store once a second at most."""
+        """Learn what the run was told, and whether its time is over; asks the store once a second at most."""
         if self._timeout_s is not None and time.time() >= self.began_at + self._timeout_s:
             hint = "what it finished is kept; give it more with timeout_s= and start it again"
             self._stop(StepTimeout(f"run {self.key} took longer than {self._timeout_s:g} s", hint=hint), 0)
@@ -251,6 +252,9 @@ class Session:
                     text = f"run {self.key} was cancelled by {message.metadata.get('actor')}"
                     hint = "what it finished is kept; use another key to start anew"
                     self._stop(Cancelled(text, hint=hint), self.signals.grace_s)
+                elif message.metadata.get("kind") == ITEMS:
+                    state: Any = self.store.load(message.id)
+                    self.chosen_items.setdefault(str(message.metadata.get("name")), set()).update(state["value"])
         finally:
             self._inbox_lock.release()
 

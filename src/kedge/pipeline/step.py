@@ -19,7 +19,7 @@ from kedge.model import Checkpoint, parse_step
 from .attempt import TIMEOUT_IN, await_within, call_in_thread
 from .failure import Failure, one_line
 from .kept import FINAL
-from .keys import Path, arguments, digest_of, imported_tag, show, step_key
+from .keys import Path, arguments, digest_of, imported_tag, preview, show, step_key
 from .place import Place, carry
 from .retry import Retry, parse_retries, parse_timeout
 from .session import Session
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kedge.llm.calls import Shared
 
 UNSET: Any = object()
+_SHOWN_INPUTS = 20  # of a step, with its record
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Step:
     place: Place
     call: Call
     inputs: Mapping[str, bytes]  # digests
+    shown_inputs: Mapping[str, str]  # the first few, in words
     key: str
     version: str
     shared: Shared | None
@@ -114,7 +116,7 @@ class Steps:
                 with place.entered(), self._session.signals.in_step():
                     result = self._attempt(step)
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
-                self._session.signals.wait(self._record_failure(step, error, attempt))
+                self._session.signals.wait(self._record_failure(step, error, attempt, time.monotonic() - began))
             else:
                 self._save(step, result, attempt, time.monotonic() - began)
                 return result
@@ -138,7 +140,8 @@ class Steps:
                 self._session.raise_stopped(error)
                 raise
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
-                wait_s = await to_thread(self._record_failure, step, error, attempt)
+                seconds = time.monotonic() - began
+                wait_s = await to_thread(self._record_failure, step, error, attempt, seconds)
                 await to_thread(self._session.signals.wait, wait_s)
             else:
                 await to_thread(self._save, step, result, attempt, time.monotonic() - began)
@@ -192,7 +195,8 @@ class Steps:
         }
         version = f"{self._session.version}/{call.options.version}"
         shared = call.share(inputs) if call.share is not None else None
-        return Step(place, call, inputs, step_key(place.path, version, inputs), version, shared)
+        shown = {name: preview(name, value) for name, value in itertools.islice(given.items(), _SHOWN_INPUTS)}
+        return Step(place, call, inputs, shown, step_key(place.path, version, inputs), version, shared)
 
     # What was saved before
 
@@ -272,7 +276,7 @@ class Steps:
 
     # What is saved of it
 
-    def _record_failure(self, step: Step, error: Exception, attempt: int) -> float:
+    def _record_failure(self, step: Step, error: Exception, attempt: int, seconds: float) -> float:
         """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
         if isinstance(error, LeaseLost | Cancelled):
             raise error
@@ -280,7 +284,13 @@ class Steps:
         session, retry = self._session, step.call.options.retry
         is_final = not retry.allows(error, attempt)
         line = one_line(error)
-        metadata = {"kind": "attempt", "attempt": attempt, "error": line}
+        metadata: dict[str, object] = {
+            "kind": "attempt",
+            "attempt": attempt,
+            "seconds": round(seconds, 6),
+            "error": line,
+            "given": step.shown_inputs,
+        }
         tags = None
         if is_final and step.call.is_saved:
             metadata["step_key"], tags = step.key, FINAL
@@ -306,6 +316,7 @@ class Steps:
                 "seconds": round(seconds, 6),
                 "version": step.version,
                 "inputs": {name: digest.hex()[:16] for name, digest in step.inputs.items()},
+                "given": step.shown_inputs,
             }
             if bill := session.account.bill(step.path):
                 metadata["llm"] = bill.to_json()

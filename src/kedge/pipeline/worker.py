@@ -62,6 +62,7 @@ class Spec:
     timeout_s: float | None  # enforced here; None where the pool does it
     stops_at_failure: bool
     wants_results: bool
+    total: int | None = None  # items, where the map knows
     key: bytes | str | None = field(default=None, repr=False)  # of the store, as it was given; None: the environment's
 
 
@@ -322,14 +323,22 @@ def save_items(
         "path": list(spec.path),
         "session": spec.session,
         "items": len(items),
+        "at": _runs_of([item.number for item in items]),
+        "of": spec.total,
     }
     if len(items) <= KEYS_IN_METADATA:
         metadata["keys"] = keys.hex()
     if failed:
         metadata["failed"] = len(failed)
         state["failed"] = [
-            {"key": failure.key, "error": failure.error, "attempts": failure.attempts, "traceback": failure.traceback}
-            for _, failure in failed
+            {
+                "key": failure.key,
+                "at": item.number,
+                "error": failure.error,
+                "attempts": failure.attempts,
+                "traceback": failure.traceback,
+            }
+            for item, failure in failed
         ]
     store.save(
         spec.lease.job,
@@ -340,6 +349,17 @@ def save_items(
         metadata=metadata,
         lease=spec.lease,
     )
+
+
+def _runs_of(numbers: list[int]) -> list[list[int]]:
+    """Numbers as [first, how many] of those that follow each other."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
 
 
 def _no_buffers(number: int) -> bytes:

@@ -42,6 +42,7 @@ class Step(Answer):
 
 class LogLine(Answer):
     at: str
+    level: str = Field(examples=["info", "warning"])
     text: str
 
 

@@ -185,11 +185,18 @@ def test_progress_and_log(store: CheckpointManager) -> None:
     with kedge.run("r", store=store) as run:
         run.progress(3, 10)
         run.log("three of ten", rate=1.5)
+        run.log("slow", level="warning")
+        run.log("lost", level="error")
+        with pytest.raises(Validation):
+            run.log("x", level="loud")
         with pytest.raises(Validation):
             run.progress(5, 3)
         run.progress(10, 10)
     assert find_run(store, "r").progress == {"done": 10, "total": 10}
-    (line,) = logs_of(store, "r")
+    line, slow, lost = logs_of(store, "r")
+    assert logs_of(store, "r", level="warning") == [slow, lost]
+    assert logs_of(store, "r", 1, level="info", before=lost.seq) == [slow]
+    assert line.metadata["level"] == "info"
     assert line.metadata["text"] == "three of ten"
     assert line.metadata["fields"] == {"rate": 1.5}
 

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from kedge.pipeline.items import FailedItem
 
 _SHOWN_ITEMS = 20  # failed ones of a map
-_LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
+_LOOKS = {
+    "error": "bad",
+    "warning": "warn",
+    "completed": "good",
+    "ran": "good",
+    "failed": "bad",
+    "paused": "warn",
+    "cancelled": "dim",
+    "stale": "dim",
+}
 
 
 def _wait(wait: Mapping[str, str]) -> str:
@@ -124,7 +133,9 @@ def show_command(session: Session, run: str) -> None:
     _print_summary(summary, bills, children, fork)
     click.echo()
     for line in logs:
-        click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
+        level = str(line.metadata.get("level", "info"))
+        word = style(f"  {level}", _LOOKS.get(level, "dim")) if level != "info" else ""
+        click.echo(style(age(line.created_at), "dim") + word + "  " + safe(str(line.metadata.get("text"))))
     for step in steps:
         _print_step(step, bills, failing.get(step.path, []))
 
@@ -192,7 +203,10 @@ def explain_command(session: Session, run: str) -> None:
 @click.option("--print", "only_print", is_flag=True, help="Only print the command that would be run.")
 @click.option("--retry-failed", is_flag=True, help="Also run the steps whose failure the pipeline handled.")
 @click.option("--retry", "steps", metavar="STEP", multiple=True, help="Of these steps, run only this one; repeatable.")
-def resume_command(session: Session, run: str, only_print: bool, retry_failed: bool, steps: tuple[str, ...]) -> None:
+@click.option("--item", "items", metavar="MAP/KEY", multiple=True, help="Of failed items, run only this; repeatable.")
+def resume_command(
+    session: Session, run: str, only_print: bool, retry_failed: bool, steps: tuple[str, ...], items: tuple[str, ...]
+) -> None:
     """Resume a run: start its program again, with its arguments.
 
     A step whose failure the pipeline handled stays failed, unless you pass --retry-failed.
@@ -203,6 +217,7 @@ def resume_command(session: Session, run: str, only_print: bool, retry_failed: b
     """
     from kedge.pipeline import kept
     from kedge.pipeline.history import check_own_program, command_of, find_run
+    from kedge.pipeline.items import retry_items
     from kedge.pipeline.owner import refuse_owned
 
     with session.open() as manager:
@@ -214,6 +229,8 @@ def resume_command(session: Session, run: str, only_print: bool, retry_failed: b
             for path in kept.retry_failed(manager, run, steps):
                 click.echo(f"{safe(path)} will run again", err=True)
         argv, cwd = command_of(manager, run)
+        if items:
+            retry_items(manager, run, items)
         store = manager.url
     if only_print:
         session.answer(

@@ -77,7 +77,14 @@ async def get_run(access: Reads, key: schemas.Name) -> Any:
 
     def find(store: CheckpointManager) -> dict[str, object]:
         run = find_run(store, key)
-        lines = [{"at": c.timestamp, "text": str(c.metadata.get("text", ""))} for c in logs_of(store, key)]
+        lines = [
+            {
+                "at": line.timestamp,
+                "level": str(line.metadata.get("level", "info")),
+                "text": str(line.metadata.get("text", "")),
+            }
+            for line in logs_of(store, key)
+        ]
         return {"run": run.to_json(), "steps": [step.to_json() for step in explain(store, key)], "log": lines}
 
     return JsonAnswer(await access.ask(find))
