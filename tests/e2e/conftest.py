@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.page_server import ARGUMENTS, served
+import kedge
+from tests.e2e.page_server import ARGUMENTS, served, served_here
 from tests.e2e.seeing import visitor
 
 if TYPE_CHECKING:
@@ -39,6 +41,30 @@ def address(tmp_path_factory: pytest.TempPathFactory, known: dict[str, str]) -> 
     known |= fill(place) | {"place": str(place)}
     with served(place) as where:
         yield where
+
+
+class PageOf:
+    """Opens a page of an application with this runner; answers it and the place of its store."""
+
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self._browser, self._place = browser, folder / "store"
+        self.ends: list[Any] = []
+
+    def __call__(self, runner: object) -> tuple[Page, Path]:
+        kedge.open(self._place).close()
+        serving = served_here(self._place, runner)
+        self.ends.append(lambda: serving.__exit__(None, None, None))
+        context = visitor(self._browser, serving.__enter__())
+        self.ends.append(context.close)
+        return context.new_page(), self._place
+
+
+@pytest.fixture
+def page_of(browser: Browser, tmp_path: Path) -> Iterator[PageOf]:
+    made = PageOf(browser, tmp_path)
+    yield made
+    for end in reversed(made.ends):
+        end()
 
 
 @pytest.fixture

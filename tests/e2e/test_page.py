@@ -108,6 +108,39 @@ def test_cleaning_up_shows_what_goes_before_it_goes(page: Page, known: dict[str,
     counts(page, ".commit", 3)
 
 
+def test_several_checkpoints_are_changed_at_once(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        for n in range(5):
+            store.save("in-bulk", f"step {n}", {"n": n})
+    page.goto("/jobs/in-bulk")
+    assert page.locator("button:text-is('Pin')").is_disabled()
+
+    def choose(*numbers: int) -> None:
+        counts(page, "input[name=id]:checked", 0)
+        for n in numbers:
+            page.check(f"[aria-label='Choose #{n} step {n - 1}']")
+
+    choose(1, 2, 4)
+    shows(page, "#chosen", "3 chosen")
+    assert page.locator("[data-needs='2']").is_disabled()
+    page.click("button:text-is('Tag…')")
+    page.fill("#chosen-tag", "stage=old")
+    page.click("#tag-chosen button.primary")
+    shows(page, ".notice", "3 checkpoints tagged stage")
+    choose(2)
+    page.click("button:text-is('Pin')")
+    shows(page, ".notice", "1 checkpoint pinned")
+    for numbers, said in (((1, 2), "pinned"), ((1, 4), "2 checkpoints deleted")):
+        choose(*numbers)
+        page.click("button:text-is('Delete…')")
+        page.click("#delete-chosen button.danger")
+        shows(page, "main", said)
+        page.goto("/jobs/in-bulk")
+    with kedge.open(known["place"]) as store:
+        left = {c.seq: (dict(c.tags), c.is_pinned) for c in store.list("in-bulk")}
+    assert left == {2: ({"stage": "old"}, True), 3: ({}, False), 5: ({}, False)}
+
+
 def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     page.goto("/runs")
     shows(page, "#runs", "nightly-tiles", "division by zero")
@@ -115,13 +148,13 @@ def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     page.locator("#runs", has_text="import-orders").wait_for(state="detached")
     page.click("a:has-text('nightly-tiles')")
     has(page, ".steps li", at_least=3)
-    counts(page, ".cell.failed", 4)
-    counts(page, ".cell.done", 56)
-    failed = page.locator(".grid ~ details", has_text="tile 5 has no data")  # workers may have failed in any order
-    failed.locator("summary").click()
-    shows(failed, "pre", "ValueError: tile 5 has no data")
-    page.locator(".cell.failed[href$='item=22']").click()
-    shows(page, "h1", "Item 22")
+    counts(page, "svg.cells[aria-label='56 of 60 done, 4 failed']", 1)
+    page.locator(".failure", has_text="tile 5 has no data").locator("a").click()
+    shows(page, "h1", "Item 5")
+    shows(page, "pre", "ValueError: tile 5 has no data")
+    page.go_back()
+    page.locator("svg.cells").click(position={"x": 22.5 * 16, "y": 8})  # each item has its place
+    shows(page, "h1", "Item 22", "failed")
     shows(page, "pre", "tile 22 has no data")
 
 
@@ -199,6 +232,9 @@ def test_narrow_screens_light_and_dark(page: Page, known: dict[str, str]) -> Non
         "/queues",
         "/runs/nightly-tiles",
         "/runs/import-orders",
+        "/runs/import-orders/step?path=convert",
+        "/runs/nightly-tiles/item?map=tiles/render&item=5",
+        "/tokens",
         "/approvals",
         "/models",
         "/storage",
@@ -321,4 +357,37 @@ def test_with_tokens_one_signs_in(browser: Browser, tmp_path: Path) -> None:
         page.wait_for_selector("#token")
         page.goto("/")
         assert "/login" in page.url
+        context.close()
+
+
+def test_a_token_is_made_shown_once_and_revoked(browser: Browser, tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with kedge.open(place, namespace=ACCESS) as records:
+        _, admin = Tokens(records).create("ada", "admin", ["default", "lab"])
+    with served_here(place, None) as where:
+        context = browser.new_context(base_url=where)
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        page.goto("/tokens")
+        page.fill("#token", admin)
+        page.click("button.primary")
+        page.click("text=Create a token…")
+        page.fill("#token-name", "ci")
+        page.select_option("#token-scope", "write")
+        page.fill("#token-days", "7")
+        page.click("#create button.primary")
+        shows(page, "#made", "it is not shown again")
+        text = page.locator("#made code").inner_text()
+        row = page.locator("tr", has_text="ci")
+        shows(row, "td:nth-child(2)", "write")
+        with kedge.open(place, namespace=ACCESS) as records:
+            assert Tokens(records).find(text) is not None
+        page.goto("/tokens")
+        counts(page, "#made", 0)
+        row.locator("text=Revoke…").click()
+        page.locator(".dialog:popover-open button.danger").click()
+        shows(page, ".notice", "ci is revoked")
+        shows(row, ".chip", "revoked")
+        with kedge.open(place, namespace=ACCESS) as records:
+            assert Tokens(records).find(text) is None
         context.close()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import kedge
 from tests.e2e.page_data import HOSTILE, fill_days
-from tests.e2e.page_server import served_here
 from tests.e2e.seeing import counts, has, sees, shows, visitor
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
+
+    from tests.e2e.conftest import PageOf
 
 pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 
@@ -163,14 +163,14 @@ def test_all_that_failed_is_retried_with_a_button(page_of: PageOf) -> None:
         runner.run("stops")
     page.goto("/runs/orders")
     shows(page, ".resume", "2 of its items failed; 18 are kept")
-    page.locator(".cell.failed").first.click()
+    page.locator(".failure a").first.click()
     shows(page, ".notice.bad", HOSTILE)
     page.go_back()
     runner.heals = True
     page.click("button:text-is('Retry all 2 failed')")
     shows(page, ".notice", "was resumed")
-    counts(page, ".cell.failed", 0)
-    counts(page, ".cell.done", 20)
+    counts(page, "svg.cells[aria-label='20 of 20 done, 0 failed']", 1)
+    counts(page, "svg.cells path", 1)
     counts(page, ".resume", 0)
     page.goto("/runs/stops")
     shows(page, ".resume", "check ValueError: rows are missing")
@@ -267,7 +267,7 @@ def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> Non
         go_on[1].set()
         page.wait_for_selector("h1 >> text=completed")
         counts(page, "#working", 0)
-        counts(page, ".steps svg.span", 2)
+        counts(page, ".steps svg.track rect", 2)
     finally:
         for event in go_on:
             event.set()
@@ -280,15 +280,13 @@ def say(place: str, run: str, text: str) -> None:
         store.save(run, "log", "", tags={"kind": "log"}, metadata={"kind": "log", "text": text}, lease=lease)
 
 
-@pytest.mark.parametrize(("run", "element"), [("nightly-tiles", ".failure"), ("import-orders", ".steps details")])
 @pytest.mark.parametrize("moment", ["before", "while it comes", "after"])
-def test_what_is_unfolded_stays_so_while_the_page_follows(
-    page: Page, known: dict[str, str], run: str, element: str, moment: str
-) -> None:
+def test_what_is_unfolded_stays_so_while_the_page_follows(page: Page, known: dict[str, str], moment: str) -> None:
     """Unfolded before the page asks for what is new, while the answer is under way, or when it has come."""
+    run = "import-orders"
     page.goto(f"/runs/{run}")
     page.wait_for_selector("#live.on")
-    part = page.locator(element).last
+    part = page.locator(".steps details").last
     if moment == "before":
         part.locator("summary").click()
         say(known["place"], run, f"said {moment}")
@@ -310,26 +308,6 @@ def test_what_is_unfolded_stays_so_while_the_page_follows(
         say(known["place"], run, "said at last")
         page.wait_for_selector(".log >> text=said at last")
     shows(part, "pre", "Error")
-
-
-def test_failures_stand_in_the_order_in_which_they_happened(page_of: PageOf) -> None:
-    """Of two workers either may be the first to fail: what is unfolded is the one that was clicked."""
-    page, place = page_of(object())
-    has_failed = threading.Event()
-
-    def fail(n: int) -> None:
-        if n == 0:
-            assert has_failed.wait(60)
-        has_failed.set()
-        raise ValueError(f"item {n}")
-
-    with kedge.open(place) as store, kedge.run("r", store=store, progress=False, signals=False) as run:
-        run.map(fail, range(2), workers=2, name="m", key=str, on_error="collect")
-    page.goto("/runs/r")
-    for n in range(2):
-        failure = page.locator("details.failure", has_text=f"item {n}")
-        failure.locator("summary").click()
-        shows(failure, "pre", f"ValueError: item {n}")
 
 
 # --- comparing ---
@@ -426,33 +404,6 @@ def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dic
     page.click("[data-needs='2']")
     has(page, ".changes li", at_least=4)
     context.close()
-
-
-# --- a service with a runner, on a store of its own ---
-
-
-class PageOf:
-    """Opens a page of an application with this runner; answers it and the place of its store."""
-
-    def __init__(self, browser: Browser, folder: Path) -> None:
-        self._browser, self._place = browser, folder / "store"
-        self.ends: list[Any] = []
-
-    def __call__(self, runner: object) -> tuple[Page, Path]:
-        kedge.open(self._place).close()
-        serving = served_here(self._place, runner)
-        self.ends.append(lambda: serving.__exit__(None, None, None))
-        context = visitor(self._browser, serving.__enter__())
-        self.ends.append(context.close)
-        return context.new_page(), self._place
-
-
-@pytest.fixture
-def page_of(browser: Browser, tmp_path: Path) -> Iterator[PageOf]:
-    made = PageOf(browser, tmp_path)
-    yield made
-    for end in reversed(made.ends):
-        end()
 
 
 # --- many tabs, and addresses that others can open ---

@@ -117,3 +117,26 @@ def test_queues_show_what_waits_and_what_was_given_up(page: Page, known: dict[st
     shows(page, "#queue-tiles", "paused")
     with kedge.open(known["place"]) as store:
         assert find_schedule(store, "tiles", "at-night").is_paused
+
+
+def test_activity_is_filtered_and_the_filter_is_in_the_address(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        for n in range(3):
+            store.save("watched-job", f"s{n}", n)
+        store.tag(store.list("watched-job")[0].id, seen="")
+        store.acting_as("carol").pin(store.list("watched-job")[1].id)
+    page.goto("/activity")
+    page.fill("[name=job]", "WATCHED")
+    page.click("button:text-is('Filter')")
+    counts(page, "#events tbody tr", 5)
+    page.select_option("[name=action]", "-save")
+    counts(page, "#events tbody tr", 2)
+    page.fill("[name=actor]", "carol")
+    page.click("button:text-is('Filter')")
+    counts(page, "#events tbody tr", 1)
+    shows(page, "#events tbody tr", "carol", "pin", "watched-job")
+    page.reload()
+    counts(page, "#events tbody tr", 1)
+    page.fill("[name=actor]", "nobody-like-that")
+    page.click("button:text-is('Filter')")
+    shows(page, "#events", "Nothing like that")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,46 @@ def test_a_token_for_several_namespaces_says_which(place: Path, make_token: Make
         assert "<option selected>a</option>" in page.text
         client.cookies.set("kedge_namespace", "b")
         assert "<option selected>b</option>" in client.get("/").text
+
+
+def test_tokens_are_managed_on_the_page_within_ones_own_namespaces(place: Path, make_token: Make) -> None:
+    admin = make_token("ada", "admin", "a", "b")
+    make_token("other", "admin", "a", "elsewhere")
+    wish = {"name": "ci", "scope": "write", "namespaces": ["a"], "days": "30"}
+    own = {"Authorization": f"Bearer {admin}"}
+    with client_of(create_app(place, namespace="a")) as client:
+        page = client.post("/tokens", data=wish, headers=own)
+        assert page.status_code == 200
+        (text,) = set(re.findall(r"kd_[0-9a-f]{12}_[\w-]{43}", page.text))
+        used = {"Authorization": f"Bearer {text}"}
+        assert client.get("/api/v1/jobs?namespace=a", headers=used).status_code == 200
+        assert client.get("/api/v1/jobs?namespace=b", headers=used).status_code == 403
+        listed = client.get("/tokens?namespace=a", headers=own)
+        assert text not in listed.text
+        assert "ci" in listed.text
+        assert "elsewhere" not in listed.text
+        for wrong, status in (({"namespaces": ["elsewhere"]}, 403), ({"days": "-1"}, 422), ({"scope": "all"}, 422)):
+            refused = client.post("/tokens", data={**wish, "name": "x", **wrong}, headers=own)
+            assert refused.status_code == status
+        assert client.post("/tokens", data=wish, headers=own).status_code == 409  # there is one of that name
+        with kedge.open(place, namespace=ACCESS) as manager:
+            tokens = {token.name: token for token in Tokens(manager).all()}
+            assert manager.events(limit=1, newest=True)[-1].actor == "ada"
+        assert (tokens["ci"].namespaces, tokens["ci"].scope) == (("a",), Scope.WRITE)
+        assert client.post("/tokens/revoke", data={"id": tokens["other"].id}, headers=own).status_code == 404
+        assert client.post("/tokens/revoke", data={"id": tokens["ci"].id}, headers=own).status_code == 200
+        with kedge.open(place, namespace=ACCESS) as manager:
+            assert {token.name: token.is_valid for token in Tokens(manager).all()} == {
+                "ada": True, "other": True, "ci": False,
+            }  # fmt: skip
+
+
+def test_other_sites_make_no_tokens(place: Path, make_token: Make) -> None:
+    admin = make_token("ada", "admin")
+    with client_of(create_app(place)) as client:
+        origin = {"Origin": BASE}
+        assert client.post("/login", data={"token": admin}, headers=origin, follow_redirects=False).status_code == 303
+        wish = {"name": "ci", "scope": "admin", "namespaces": ["default"]}
+        for foreign in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {}):
+            assert client.post("/tokens", data=wish, headers=foreign).status_code == 403
+        assert client.post("/tokens", data=wish, headers=origin).status_code == 200

@@ -7,10 +7,11 @@
     checkpoints.py   a checkpoint, its state, what can be done with it
     comparison.py    two of them, or one and a live job
     retention.py     policies, and what they would delete
-    runs.py          runs, their items, LLM calls; approvals.py: what waits for a person
+    runs.py          runs, their steps and log, LLM calls; approvals.py: what waits for a person
+    timeline.py      a run over time; items.py: the items of its maps; resuming.py: starting it again
     queues.py        what waits for workers, and schedules
     storage.py       what grew, what gc would free, the log of changes
-    session.py       signing in
+    session.py       signing in; tokens.py: who may
     kinds.py         what a job is, and its status
     graph.py, charts.py, states.py, growth.py    what they draw and count; memory.py: what is remembered of it
 
@@ -28,7 +29,7 @@ from starlette.types import Scope
 from kedge.errors import NotFound
 from kedge.server.problems import answer_to
 
-from . import checkpoints, comparison, jobs, numbers, queues, retention, runs, search, session, storage
+from . import checkpoints, comparison, items, jobs, numbers, queues, retention, runs, search, session, storage, tokens
 from .memory import PageMemory
 from .templates import STATIC, error_page
 
@@ -44,7 +45,20 @@ class _Files(StaticFiles):
 
 def add_page(app: FastAPI) -> None:
     app.state.page = PageMemory()
-    for each in (jobs, search, numbers, checkpoints, comparison, retention, runs, queues, storage, session):
+    for each in (
+        jobs,
+        search,
+        numbers,
+        checkpoints,
+        comparison,
+        retention,
+        items,
+        runs,
+        queues,
+        storage,
+        session,
+        tokens,
+    ):
         app.router.routes.extend(each.router.routes)
     app.mount("/static", _Files(directory=STATIC), name="static")
     app.add_exception_handler(404, _nowhere)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from markupsafe import Markup, escape
+
+CELLS_IN_ROW, CELL_PITCH = 60, 16  # page.js counts with them, too
 
 
 def _svg(width: float, height: float, label: str, inner: str, kind: str) -> Markup:
@@ -101,13 +104,69 @@ def _across(number: int, step: float) -> str:
     return f'x="{(number + 0.1) * step:.2f}%" width="{step * 0.8:.2f}%"'
 
 
-def span_bar(begin: float, end: float) -> Markup:
-    """When something ran, as parts of a whole: 0.25 to 0.5 is its second quarter. As wide as there is room."""
-    width = max(1.0, (end - begin) * 100)
-    start = min(begin * 100, 100 - width)
-    return Markup(  # nosec B704 # numbers
-        '<svg class="span" aria-hidden="true"><rect class="rest" width="100%" height="8" rx="4"/>'
-        f'<rect x="{start:.2f}%" width="{width:.2f}%" height="8" rx="4"/></svg>'
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A time during which something was at work."""
+
+    begin: float
+    end: float
+    look: str
+    title: str
+    session: int = 0
+
+
+def track(bars: Sequence[Bar], begin: float, end: float) -> Markup:
+    """Bars on a line from `begin` to `end`, as far as they are in it. As wide as there is room."""
+    whole = (end - begin) or 1.0
+    inner = ""
+    for bar in bars:
+        if bar.end < begin or bar.begin > end:
+            continue
+        left, right = (100 * (min(max(moment, begin), end) - begin) / whole for moment in (bar.begin, bar.end))
+        width = max(right - left, 0.8)
+        inner += (
+            f'<rect class="{bar.look}" x="{min(left, 100 - width):.2f}%" width="{width:.2f}%" height="8" rx="3">'
+            f"<title>{escape(bar.title)}</title></rect>"
+        )
+    return Markup(f'<svg class="track" aria-hidden="true">{inner}</svg>')  # nosec B704 # numbers and escaped text
+
+
+def ticked_axis(ticks: Sequence[tuple[float, str]], label: str) -> Markup:
+    """Moments on a line: (which part of it, text). As wide as there is room."""
+    inner = "".join(
+        f'<line class="axis" x1="{100 * part:.2f}%" x2="{100 * part:.2f}%" y1="16" y2="22"/>'
+        f'<text x="{100 * part:.2f}%" y="12" text-anchor="{_anchor(part)}">{escape(text)}</text>'
+        for part, text in ticks
+    )
+    return Markup(  # nosec B704 # numbers and escaped text
+        f'<svg class="track ticks" role="img" aria-label="{escape(label)}"><rect class="chosen" height="22"/>'
+        f'<line class="axis" x1="0" x2="100%" y1="21" y2="21"/>{inner}</svg>'
+    )
+
+
+def _anchor(part: float) -> str:
+    return "start" if part < 0.04 else "end" if part > 0.93 else "middle"
+
+
+def cells(looks: Sequence[str], label: str) -> Markup:
+    """A cell for each look, in rows of `CELLS_IN_ROW`: one path for all of a look, however many they are."""
+    pitch = CELL_PITCH
+    columns, rows = min(len(looks), CELLS_IN_ROW) or 1, -(-len(looks) // CELLS_IN_ROW)
+    paths: dict[str, str] = {}
+    at = 0
+    while at < len(looks):
+        row, column = divmod(at, CELLS_IN_ROW)
+        length = 1
+        while column + length < CELLS_IN_ROW and at + length < len(looks) and looks[at + length] == looks[at]:
+            length += 1
+        piece = f"M{column * pitch} {row * pitch + pitch // 2}h{length * pitch}"
+        paths[looks[at]] = paths.get(looks[at], "") + piece
+        at += length
+    inner = "".join(f'<path class="{escape(look)}" d="{d}"/>' for look, d in paths.items())
+    width, height = columns * pitch, rows * pitch
+    return Markup(  # nosec B704 # numbers and escaped text
+        f'<svg class="cells" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(label)}">{inner}</svg>'
     )
 
 

@@ -1,4 +1,4 @@
-"""Jobs: their list, the history of one as a graph, cleaning up and copying."""
+"""Jobs: their list, the history of one as a graph, cleaning up, copying, and changing many checkpoints at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from kedge.care.policies import policy_in_words
 from kedge.care.retention import RetentionPolicy
+from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, parse_name
 from kedge.terminal.series import numbers_in
-from kedge.terminal.text import size
+from kedge.terminal.text import count_of, size
 
 from .charts import sparkline, timeline
 from .graph import MAX_LANES, Row, lanes_of, lay_out
@@ -184,3 +185,30 @@ async def clean_up(
 async def copy(request: Request, access: Writer, job: str, new_job: Annotated[str, Form(max_length=200)]) -> Response:
     made = await access.ask(lambda store: store.copy(job, new_job))
     return see(request, f"/jobs/{quote(new_job, safe='')}", f"{len(made):,} checkpoints copied; they share every byte.")
+
+
+@router.post("/jobs/{job}/chosen")
+async def change_chosen(
+    request: Request,
+    access: Writer,
+    job: str,
+    id: Annotated[list[str], Form(max_length=_MOST_ROWS)],
+    do: Annotated[Literal["pin", "unpin", "tag", "delete"], Form()],
+    tag: Annotated[str, Form(max_length=200)] = "",
+) -> Response:
+    """Pin, unpin, tag (name, or name=value) or delete checkpoints of a job; nothing if one of them is not there."""
+
+    def change(store: CheckpointManager) -> str:
+        chosen = [store.get(each) for each in id]
+        if foreign := next((each for each in chosen if each.job != job), None):
+            raise NotFound(f"job {job} has no checkpoint {foreign.id}", hint="choose again on the page of the job")
+        if do == "delete":
+            store.store.delete([each.id for each in chosen], actor=store.actor)
+            return "deleted"
+        name, _, value = tag.strip().partition("=")
+        for each in chosen:
+            store.tag(each.id, **{name: value}) if do == "tag" else store.pin(each.id, do == "pin")
+        return {"pin": "pinned", "unpin": "unpinned", "tag": f"tagged {name}"}[do]
+
+    done = await access.ask(change)
+    return see(request, f"/jobs/{quote(job, safe='')}", f"{count_of(len(id), 'checkpoint')} {done}.")

@@ -1,53 +1,55 @@
-"""Pages of runs: steps in order, items of maps as a grid, approvals."""
+"""Pages of runs: steps over time, what each was given and returned, the log, approvals."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Form, Query, Request
-from markupsafe import Markup
 from starlette.responses import Response
 
-from kedge.errors import Conflict, Corrupted, NotFound
+from kedge.errors import Conflict, Corrupted, NotFound, Validation
 from kedge.llm.bills import Bill, totals
 from kedge.llm.pricing import dollars
 from kedge.manager import CheckpointManager
-from kedge.model import INBOX_SUFFIX, RunStatus
+from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus
 from kedge.pipeline.approval import decide
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import (
     Explanation,
     RunSummary,
-    StepHistory,
     bills_of,
-    check_resumable,
     explain,
     find_run,
     find_runs,
     logs_of,
     steps_of,
 )
-from kedge.pipeline.inbox import CANCEL
-from kedge.pipeline.items import FailedItem, MapItems, failures_in, maps_of
+from kedge.pipeline.inbox import CANCEL, SIGNAL, send
+from kedge.pipeline.items import MapItems, maps_of
 from kedge.pipeline.keys import show
 from kedge.pipeline.progress import duration
 from kedge.process.workflow import Workflows
-from kedge.server.runner import resume
+from kedge.server.auth import Access
 from kedge.server.tokens import Scope
 
+from . import states
 from .approvals import MOST_JOBS, as_json, asked, decided
-from .charts import span_bar
+from .items import grid_of
 from .memory import memory_of
+from .resuming import can_resume, start_again
 from .templates import PageRoute, Reader, Writer, answer, see
+from .timeline import Row, Span, timeline
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_CELLS = 1500
-_STEPS = 500
-_FAILURES = 50
+_ROWS = 60  # steps at once
+_TRACEBACKS = 3  # of failed steps among them
+_ATTEMPTS = 20  # of a step
+_LINES = 50  # of the log
 _EXECUTIONS = 100
 
 
@@ -62,112 +64,175 @@ async def runs(request: Request, access: Reader, prefix: Annotated[str, Query(ma
     return await answer(request, access, "runs.html", facts)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    name: str
-    path: str
-    depth: int
-    verdict: str
-    reason: str
-    checkpoint: str | None
-    attempts: int
-    took: str
-    bar: Markup
-    traceback: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    look: str  # done, failed
-    title: str
-    checkpoint: str | None
-    item: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The items of a map as cells."""
-
-    name: str
-    done: int
-    failed: int
-    per_cell: int
-    cells: Sequence[Cell]
-    failures: Sequence[FailedItem]
-
-
 @router.get("/runs/{key}")
-async def run(request: Request, access: Reader, key: str) -> Response:
+async def run(
+    request: Request,
+    access: Reader,
+    key: str,
+    session: Annotated[int | None, Query(ge=1)] = None,
+    begin: Annotated[float | None, Query(alias="from", allow_inf_nan=False)] = None,
+    end: Annotated[float | None, Query(alias="to", allow_inf_nan=False)] = None,
+    start: Annotated[int | None, Query(ge=0)] = None,
+    level: Annotated[str, Query(pattern="^(debug|info|warning|error|)$")] = "",
+    before: Annotated[int | None, Query(ge=1)] = None,
+) -> Response:
+    """A run; the address holds the span of time, the part of its steps and the level of its log that are shown."""
+    chosen = Span(begin, end) if begin is not None and end is not None and begin < end else None
+
     def facts(store: CheckpointManager) -> dict[str, Any]:
         found = find_run(store, key)
-        records = steps_of(store, key)
+        records, maps = steps_of(store, key), maps_of(store, key)
         steps = explain(store, key, records)
-        maps = maps_of(store, key)
-        failed = sum(len(each.failed) for each in maps)
-        at_work = found.status is RunStatus.RUNNING
-        is_cancelling = at_work and bool(store.list(key + INBOX_SUFFIX, metadata={"kind": CANCEL}, limit=1))
-        has_ended = found.status in (RunStatus.COMPLETED, RunStatus.CANCELLED)
+        line = timeline(steps, records, maps, session=session, chosen=chosen)
+        first = max(0, len(line.rows) - _ROWS) if start is None else start
+        rows = line.rows[first : first + _ROWS]
+        logs = logs_of(store, key, _LINES + 1, level=level, before=before)[::-1]
         return {
             "run": found,
-            "at_work": at_work,
-            "is_cancelling": is_cancelling,
-            "can_cancel": access.caller.scope.includes(Scope.WRITE) and not has_ended and not is_cancelling,
-            "steps": step_rows(store, steps[-_STEPS:], records, maps, found),
-            "steps_left_out": max(0, len(steps) - _STEPS),
-            "grids": [_grid(each) for each in maps],
-            "failed": failed,
-            "can_resume": not at_work
-            and not found.queue
-            and found.status is not RunStatus.CANCELLED
-            and not found.is_denied
-            and (found.status is not RunStatus.COMPLETED or failed > 0),
+            **_controls(store, access, found, any(each.failed for each in maps)),
+            "line": line,
+            "rows": rows,
+            "first": first,
+            "rows_a_page": _ROWS,
+            "tracebacks": _tracebacks(store, rows),
+            "is_zoomed": chosen is not None,
+            "grids": [grid_of(each) for each in maps],
+            "failed": sum(len(each.failed) for each in maps),
             "again": runs_again(steps, maps, found),
             "kept": sum(1 for step in steps if step.verdict in ("ran", "reused", "kept")),
-            "asks": asked(store, key),
-            "decisions": decided(store, key),
-            "logs": logs_of(store, key),
-            "progress": found.progress,
-            "command": f"kedge runs resume {key}",
-            "money": [("Models", str(bills_of(store, key).get("", "")))],
+            "logs": logs[:_LINES],
+            "has_older": len(logs) > _LINES,
+            "level": level,
+            "levels": LOG_LEVELS,
+            "link": lambda changes: linked(request, changes),
         }
 
     return await answer(request, access, "run.html", facts)
 
 
-@router.get("/runs/{key}/failure")
-async def failure(
-    request: Request,
-    access: Reader,
-    key: str,
-    checkpoint: Annotated[str, Query(max_length=128)],
-    item: Annotated[str, Query(max_length=2000)],
-) -> Response:
-    """The attempt in which an item failed."""
+def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_failed_items: bool) -> dict[str, Any]:
+    """What a run waits for, and what can be done with it."""
+    key, may_write = run.key, access.caller.scope.includes(Scope.WRITE)
+    at_work = run.status is RunStatus.RUNNING
+    is_cancelling = at_work and bool(store.list(key + INBOX_SUFFIX, metadata={"kind": CANCEL}, limit=1))
+    has_ended = run.status in (RunStatus.COMPLETED, RunStatus.CANCELLED)
+    return {
+        "at_work": at_work,
+        "is_cancelling": is_cancelling,
+        "can_cancel": may_write and not has_ended and not is_cancelling,
+        "can_signal": may_write and not has_ended,
+        "can_resume": can_resume(run, has_failed_items=has_failed_items),
+        "signals": [wait.get("name", "") for wait in run.waiting if wait.get("for") == SIGNAL],
+        "asks": asked(store, key),
+        "decisions": decided(store, key),
+        "progress": run.progress,
+        "command": f"kedge runs resume {key}",
+        "money": [("Models", str(bills_of(store, key).get("", "")))],
+    }
+
+
+def linked(request: Request, changes: Mapping[str, object]) -> str:
+    """The address that is shown, with other parameters; None removes one."""
+    wanted = {**request.query_params, **changes}
+    return "?" + urlencode({name: value for name, value in wanted.items() if value is not None})
+
+
+def _tracebacks(store: CheckpointManager, rows: Sequence[Row]) -> dict[str, str]:
+    """Of the failed steps that are shown, the last few: the others have them on their own pages."""
+    failed = [row for row in rows if row.verdict == "failed" and row.checkpoint is not None]
+    return {row.path: _traceback(store, str(row.checkpoint)) for row in failed[-_TRACEBACKS:]}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One execution of a step."""
+
+    record: Checkpoint
+    is_result: bool
+    took: str
+    error: str
+    traceback: str
+
+
+@router.get("/runs/{key}/step")
+async def step(request: Request, access: Reader, key: str, path: Annotated[str, Query(max_length=4096)]) -> Response:
+    """A step: what it was given, what it returned, and each of its attempts."""
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        record = store.get(checkpoint)
-        told = [each for each in failures_in(store, record) if each.key == item] if record.job == key else []
-        if not told:
-            raise NotFound(f"item {item} has not failed there", hint="the page of the run shows what failed")
-        return {"key": key, "record": record, "failure": told[-1]}
+        histories = {show(each): history for each, history in steps_of(store, key).items()}
+        history = histories.get(path)
+        if history is None or not (history.results or history.failures):
+            raise NotFound(f"run {key} has no step {path}", hint="the page of the run shows its steps")
+        records = sorted([*history.results, *history.failures], key=lambda record: record.seq, reverse=True)
+        result = history.results[-1] if history.results else None
+        level, problem = None, ""
+        if result is not None:
+            try:
+                level = states.level_at(memory_of(request).outlines.open(store, result.id), "result")
+            except (Corrupted, NotFound) as error:
+                problem = str(error)
+        return {
+            "run": find_run(store, key),
+            "path": path,
+            "explanation": next(each for each in explain(store, key) if each.path == path),
+            "inputs": inputs_of(records[0], history.results[-2] if result and len(history.results) > 1 else None),
+            "attempts": [_attempt(store, record) for record in records[:_ATTEMPTS]],
+            "left_out": max(0, len(records) - _ATTEMPTS),
+            "c": result,
+            "level": level,
+            "problem": problem,
+        }
 
-    return await answer(request, access, "failure.html", facts)
+    return await answer(request, access, "step.html", facts)
+
+
+def inputs_of(record: Checkpoint, earlier: Checkpoint | None) -> list[tuple[str, str, bool]]:
+    """What a step was given: (name, in a few words, whether it differs from an earlier result's)."""
+    given, digests = record.metadata.get("given"), record.metadata.get("inputs")
+    before = earlier.metadata.get("inputs") if earlier is not None else None
+    now, then = (each if isinstance(each, dict) else {} for each in (digests, before))
+    return [
+        (str(name), str(text), bool(then) and now.get(name) != then.get(name))
+        for name, text in (given.items() if isinstance(given, dict) else ())
+    ]
+
+
+def _attempt(store: CheckpointManager, record: Checkpoint) -> Attempt:
+    is_result = record.metadata.get("kind") == "step"
+    seconds = record.metadata.get("seconds")
+    took = duration(seconds) if isinstance(seconds, int | float) else ""
+    error = "" if is_result else str(record.metadata.get("error", ""))
+    return Attempt(record, is_result, took, error, "" if is_result else _traceback(store, record.id))
 
 
 @router.post("/runs/{key}/resume")
 async def resume_run(request: Request, access: Writer, key: str) -> Response:
     """Hand the run to the application's runner, which starts it again; refused where that makes no sense."""
-
-    def state_of(store: CheckpointManager) -> object:
-        found = find_run(store, key)
-        if found.status is RunStatus.RUNNING:
-            raise Conflict(f"run {key} is at work", hint="it can be resumed when it has stopped")
-        check_resumable(store, found)
-        newest = store.load_latest(key)
-        return None if newest is None else newest[1]
-
-    await resume(access.service, key, await access.ask(state_of))
+    await start_again(access, key)
     return see(request, f"/runs/{quote(key, safe='')}", f"{key} was resumed.")
+
+
+@router.post("/runs/{key}/signal")
+async def signal_run(
+    request: Request,
+    access: Writer,
+    key: str,
+    name: Annotated[str, Form(min_length=1, max_length=1024)],
+    value: Annotated[str, Form(max_length=100_000)] = "",
+) -> Response:
+    """Send a value, given as JSON, to a run that waits, or will wait, for it."""
+    try:
+        sent = json.loads(value) if value.strip() else None
+    except ValueError as error:
+        raise Validation(f"the value is not JSON: {error}", hint='texts need quotes: "yes"') from error
+
+    def post(store: CheckpointManager) -> None:
+        if find_run(store, key).status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
+            raise Conflict(f"run {key} has ended", hint="nobody would take the signal")
+        send(store, key, name, sent)
+
+    await access.ask(post)
+    return see(request, f"/runs/{quote(key, safe='')}", f"Signal {name} was sent.")
 
 
 @router.post("/runs/{key}/cancel")
@@ -187,83 +252,12 @@ def runs_again(steps: Sequence[Explanation], maps: Sequence[MapItems], run: RunS
     return again
 
 
-def step_rows(
-    store: CheckpointManager,
-    steps: Sequence[Explanation],
-    records: Mapping[tuple[str, ...], StepHistory],
-    maps: Sequence[MapItems],
-    run: RunSummary,
-) -> list[StepRow]:
-    """The steps in the order of their records, those of the newest session on one line of time."""
-    by_path = {show(path): history for path, history in records.items()}
-    by_map = {each.path: each for each in maps}
-    spans = {
-        step.path: span for step in steps if (span := _span(step, by_path.get(step.path), by_map.get(step.path), run))
-    }
-    begin = min((span[0] for span in spans.values()), default=0.0)
-    whole = max((span[1] for span in spans.values()), default=0.0) - begin
-    rows = []
-    for step in steps:
-        *above, name = step.path.split("/")
-        span = spans.get(step.path)
-        reason, found = step.reason, by_map.get(step.path)
-        if found is not None:
-            reason = f"{found.done:,} items kept" + (f", {len(found.failed):,} failed" if found.failed else "")
-        seconds = step.seconds if step.seconds is not None else span[1] - span[0] if span and found else None
-        is_failed = step.verdict == "failed" and step.checkpoint is not None
-        rows.append(
-            StepRow(
-                name or step.path,
-                step.path,
-                min(len(above), 3),
-                step.verdict,
-                reason,
-                step.checkpoint,
-                step.attempts,
-                "" if seconds is None else duration(seconds),
-                span_bar((span[0] - begin) / whole, (span[1] - begin) / whole) if span and whole else Markup(""),
-                _traceback(store, step.checkpoint) if is_failed and step.checkpoint else "",
-            )
-        )
-    return rows
-
-
-def _span(
-    step: Explanation, history: StepHistory | None, items: MapItems | None, run: RunSummary
-) -> tuple[float, float] | None:
-    """When a step of the newest session began and ended, in seconds since the epoch."""
-    if items is not None:
-        made = [c.created_at.timestamp() for c in items.records if c.metadata.get("session") == run.sessions]
-        return (made[0], made[-1]) if made else None
-    made_by = history.results[-1:] if history and step.verdict == "ran" else history.failures[-1:] if history else []
-    if step.verdict not in ("ran", "failed") or not made_by:
-        return None
-    end = made_by[0].created_at.timestamp()
-    return end - (step.seconds or 0), end
-
-
 def _traceback(store: CheckpointManager, checkpoint_id: str) -> str:
     try:
         state: Any = store.load(checkpoint_id)
     except Corrupted as error:
         return error.message
     return str(state.get("traceback", "")) if isinstance(state, dict) else ""
-
-
-def _grid(items: MapItems) -> Grid:
-    per_cell = max(1, -(-items.done // _CELLS))
-    cells: list[Cell] = []
-    seen = 0
-    for record in items.records:
-        count = record.metadata.get("items")
-        done = count if isinstance(count, int) else 0
-        seen += done
-        title = f"#{record.seq}: {done:,} items done"
-        new = -(-seen // per_cell) - len(cells)  # a cell may stand for items of many records, and shows the first
-        cells += [Cell("done", title, record.id if n == 0 else None) for n in range(new)]
-    failed = list(items.failed.values())
-    cells += [Cell("failed", f"{each.key}: {each.error}"[:300], each.checkpoint, each.key) for each in failed[:_CELLS]]
-    return Grid(items.path, items.done, len(failed), per_cell, cells, failed[:_FAILURES])
 
 
 @router.get("/executions/{execution_id}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from kedge.manager import CheckpointManager
-from kedge.model import Job
+from kedge.model import Event, Job
 from kedge.server.tasks import Report
 from kedge.terminal.text import count_of, exactly, size
 
@@ -25,6 +27,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _COLOURS = 5  # jobs with a colour of their own in the chart
 _LISTED = 20
 _EVENTS = 200
+_LOOKED_AT = 10_000  # events, for those that are wanted
+_ACTIONS = ("-save", "save", "delete", "tag", "pin", "unpin", "status", "retention", "lease", "release", "gc")
 _QUICK = 20_000  # checkpoints of a store whose garbage is counted without being asked
 
 _BARS = {"hour": "a minute", "day": "half an hour", "week": "four hours", "month": "a day", "year": "a week"}
@@ -141,12 +145,51 @@ async def care(request: Request, access: Administrator, kind: Literal["verify", 
 
 
 @router.get("/activity")
-async def activity(request: Request, access: Reader, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
-    """The log of changes, newest first."""
+async def activity(
+    request: Request,
+    access: Reader,
+    before: Annotated[int | None, Query(ge=1)] = None,
+    action: Annotated[str, Query(max_length=40)] = "",
+    actor: Annotated[str, Query(max_length=200)] = "",
+    job: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """The log of changes, newest first: all of it, or what was done so, by whom and to what the address says."""
+
+    def is_wanted(event: Event) -> bool:
+        is_action = event.action != action[1:] if action.startswith("-") else action in ("", event.action)
+        return is_action and actor.lower() in event.actor.lower() and job.lower() in (event.job or "").lower()
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        events = store.events(limit=_EVENTS, newest=True, before=before)[::-1]
-        older = events[-1].id if len(events) == _EVENTS and events[-1].id > 1 else None
-        return {"events": events, "older": older, "is_newest": before is None}
+        events, older = _wanted_events(store, before, is_wanted)
+        wanted = {"action": action, "actor": actor, "job": job}
+        query = urlencode({name: value for name, value in wanted.items() if value})
+        return {
+            "events": events,
+            "older": older,
+            "is_newest": before is None,
+            **wanted,
+            "query": query,
+            "actions": _ACTIONS,
+        }
 
     return await answer(request, access, "activity.html", facts)
+
+
+def _wanted_events(
+    store: CheckpointManager, before: int | None, is_wanted: Callable[[Event], bool]
+) -> tuple[list[Event], int | None]:
+    """The newest of those events, and where to go on; at most `_LOOKED_AT` are looked at (I6)."""
+    events: list[Event] = []
+    for _ in range(_LOOKED_AT // _EVENTS):
+        page = store.events(limit=_EVENTS, newest=True, before=before)[::-1]
+        for event in page:
+            before = event.id
+            if is_wanted(event):
+                events.append(event)
+                if len(events) == _EVENTS:
+                    break
+        if len(page) < _EVENTS or before == 1:
+            return events, before if len(events) == _EVENTS and before != 1 else None
+        if len(events) == _EVENTS:
+            break
+    return events, before

@@ -199,7 +199,7 @@ def _templates() -> Environment:
     made = Environment(
         loader=PackageLoader("kedge.server.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    made.globals.update(age=age, exactly=exactly, size=size, count_of=count_of, draw=draw)
+    made.globals.update(age=age, exactly=exactly, size=size, count_of=count_of, draw=draw, quoted=shlex.quote)
     made.filters["urlencode"] = lambda text: quote(str(text), safe="")
     return made
 

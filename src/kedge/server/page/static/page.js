@@ -1,29 +1,28 @@
-// What HTML and htmx cannot say: choosing two of many, the number beside a slider, copying, ages, keys, and following
-// the store.
+// What HTML and htmx cannot say: choosing some of many, the number beside a slider, copying, ages, keys, dragging over
+// a timeline, and following the store.
 "use strict";
 (() => {
   const body = document.body;
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
-  // --- choosing one or two checkpoints of a history ---
+  // --- choosing checkpoints of a history ---
 
   const chosen = () => all("input[name=id]:checked");
   function tellChosen() {
     const boxes = chosen();
-    all("[data-needs]").forEach((button) => { button.disabled = boxes.length !== Number(button.dataset.needs); });
+    all("[data-needs]").forEach((button) => {
+      const { needs } = button.dataset;
+      button.disabled = needs === "some" ? !boxes.length : boxes.length !== Number(needs);
+    });
     const told = document.getElementById("chosen");
     if (!told) return;
     const names = boxes.map((box) => box.closest(".commit").querySelector(".seq").textContent);
-    const text = names.length ? `${names.join(" and ")} chosen` : told.dataset.nothing;
+    const text = names.length > 2 ? `${names.length} chosen` : names.length ? `${names.join(" and ")} chosen` : told.dataset.nothing;
     if (told.textContent !== text) told.textContent = text;
   }
   document.addEventListener("change", (event) => {
     const box = event.target;
-    if (box.matches("input[name=id]")) {
-      const boxes = chosen();
-      if (boxes.length > 2) boxes.find((other) => other !== box).checked = false;
-      tellChosen();
-    }
+    if (box.matches("input[name=id]")) tellChosen();
     if (box.matches("[data-submits]")) box.form.requestSubmit();
   });
   document.addEventListener("input", (event) => {
@@ -65,6 +64,53 @@
     });
     address.searchParams.delete("after");
     history.replaceState(null, "", address);
+  });
+
+  // --- a timeline is zoomed by dragging over its axis ---
+
+  let drag = null;
+  const dragged = (event) => {
+    const box = drag.axis.getBoundingClientRect();
+    const part = (x) => Math.min(1, Math.max(0, (x - box.left) / box.width));
+    const ends = [part(drag.x), part(event.clientX)].sort((a, b) => a - b);
+    return { ends, isWide: (ends[1] - ends[0]) * box.width >= 6 };
+  };
+  document.addEventListener("pointerdown", (event) => {
+    const axis = event.target.closest("[data-zooms] svg");
+    if (!axis || event.button) return;
+    event.preventDefault();
+    drag = { axis, x: event.clientX };
+    axis.setPointerCapture(event.pointerId);
+  });
+  document.addEventListener("pointermove", (event) => {
+    if (!drag) return;
+    const { ends } = dragged(event);
+    const mark = drag.axis.querySelector(".chosen");
+    mark.setAttribute("x", `${ends[0] * 100}%`);
+    mark.setAttribute("width", `${(ends[1] - ends[0]) * 100}%`);
+  });
+  document.addEventListener("pointerup", (event) => {
+    if (!drag) return;
+    const { ends, isWide } = dragged(event);
+    const [from, to] = drag.axis.closest("[data-zooms]").dataset.zooms.split(" ").map(Number);
+    drag = null;
+    if (!isWide) return;
+    const address = new URL(location);
+    ["session", "start"].forEach((name) => address.searchParams.delete(name));
+    ["from", "to"].forEach((name, n) => address.searchParams.set(name, (from + ends[n] * (to - from)).toFixed(6)));
+    location.assign(address);
+  });
+
+  // --- a cell of a map leads to its item ---
+
+  document.addEventListener("click", (event) => {
+    const drawing = event.target.closest("[data-items] svg");
+    if (!drawing) return;
+    const { items, per } = drawing.parentElement.dataset;
+    const box = drawing.getBoundingClientRect();
+    const pitch = 16 * box.width / drawing.viewBox.baseVal.width;
+    const cell = Math.floor((event.clientY - box.top) / pitch) * 60 + Math.floor((event.clientX - box.left) / pitch);
+    location.assign(`${items}&number=${cell * per}&count=${per}`);
   });
 
   // --- ages go on while nobody reloads ---

@@ -1,0 +1,33 @@
+"""Which runs can be resumed, and handing one to the application's runner."""
+
+from __future__ import annotations
+
+from kedge.errors import Conflict
+from kedge.manager import CheckpointManager
+from kedge.model import RunStatus
+from kedge.pipeline.history import RunSummary, check_resumable, find_run
+from kedge.server.auth import Access
+from kedge.server.runner import resume
+
+
+def can_resume(run: RunSummary, *, has_failed_items: bool) -> bool:
+    return (
+        run.status not in (RunStatus.RUNNING, RunStatus.CANCELLED)
+        and not run.queue
+        and not run.is_denied
+        and (run.status is not RunStatus.COMPLETED or has_failed_items)
+    )
+
+
+async def start_again(access: Access, key: str) -> None:
+    """Have the runner start the run again; refused where that makes no sense."""
+
+    def state_of(store: CheckpointManager) -> object:
+        run = find_run(store, key)
+        if run.status is RunStatus.RUNNING:
+            raise Conflict(f"run {key} is at work", hint="it can be resumed when it has stopped")
+        check_resumable(store, run)
+        newest = store.load_latest(key)
+        return None if newest is None else newest[1]
+
+    await resume(access.service, key, await access.ask(state_of))
