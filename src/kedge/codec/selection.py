@@ -28,6 +28,7 @@ class Branches:
         if isinstance(patterns, str):
             patterns = [patterns]
         self._regexes = {pattern: re.compile(fnmatch.translate(pattern)) for pattern in patterns}
+        self._beginnings = {pattern: re.split(r"[*?\[]", pattern, maxsplit=1)[0] for pattern in patterns}
         self._found: set[str] = set()
         self._unpacker = unpacker
 
@@ -48,9 +49,16 @@ class Branches:
         self._found |= matching
         return bool(matching)
 
+    def _may_match_below(self, path: str, patterns: Iterable[str]) -> bool:
+        """Whether a longer path can match: else a branch need not be walked, however many items it has."""
+        below = f"{path}/"
+        return any((start := self._beginnings[each]).startswith(below) or below.startswith(start) for each in patterns)
+
     def _prune(self, raw: Raw, path: str, depth: int) -> Raw:
         if self._matches(path, self._regexes):
             return raw
+        if path and not self._may_match_below(path, self._regexes):
+            return _DROPPED
         if type(raw) is dict:
             pruned = {key: self._prune(item, _join(path, key), depth + 1) for key, item in raw.items()}
             return {key: item for key, item in pruned.items() if item is not _DROPPED} or _DROPPED
@@ -71,7 +79,7 @@ class Branches:
     def _any_below(self, raw: Raw, path: str, depth: int, patterns: Iterable[str]) -> bool:
         if path and self._matches(path, patterns):
             return True
-        if type(raw) not in (dict, list, tuple):
+        if type(raw) not in (dict, list, tuple) or (path and not self._may_match_below(path, patterns)):
             return False
         children = self._unpacker.children_of(raw, depth)
         return any(self._any_below(child, _join(path, name), depth + 1, patterns) for name, child in children)

@@ -13,7 +13,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus
 
 from .approval import APPROVAL, decision_of
-from .items import maps_of
+from .items import MapItems, maps_of
 from .kept import asked_again, kept_failures
 from .keys import show
 from .outcome import what_follows
@@ -194,23 +194,28 @@ def bills_of(store: CheckpointManager, key: str) -> dict[str, Bill]:
 
 
 def explain(
-    store: CheckpointManager, key: str, steps: Mapping[tuple[str, ...], StepHistory] | None = None
+    store: CheckpointManager,
+    key: str,
+    steps: Mapping[tuple[str, ...], StepHistory] | None = None,
+    maps: Sequence[MapItems] | None = None,
 ) -> list[Explanation]:
-    """For each step why it ran, was reused, or is stale, as of the newest session; `steps` if they were read before."""
+    """For each step why it ran, was reused, or is stale in the newest session; `steps` and `maps` if they were read."""
     session = find_run(store, key).sessions
     ran, reused, has_ended = _session_lists(store, key, session)
     newest = newest_status(store, key)
     kept = set() if newest is None else {record.id for record in kept_failures(store, key, newest).values()}
     steps = steps_of(store, key) if steps is None else steps
-    maps = {show(path) for path, history in steps.items() if history.is_map}
+    map_paths = {show(path) for path, history in steps.items() if history.is_map}
     has_failures = any(history.failed_items for history in steps.values())
-    failing = {items.path: len(items.failed) for items in maps_of(store, key)} if has_failures else {}
-    whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
+    if maps is None:
+        maps = maps_of(store, key) if has_failures else ()
+    failing = {items.path: len(items.failed) for items in maps}
+    whole = reused | (map_paths & ran.keys())  # what is inside them, and was not asked for, was not needed
     explanations = []
     for path, history in steps.items():
         text = show(path)
         ran.pop(text, None)
-        if text in maps:
+        if text in map_paths:
             failed = f", {failing[text]:,} failed" if failing.get(text) else ""
             plural = "item" if history.items == 1 else "items"
             explanations.append(Explanation(text, "map", f"{history.items:,} {plural} kept{failed}", None, None, 0))

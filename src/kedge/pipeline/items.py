@@ -81,9 +81,8 @@ def _count(store: CheckpointManager, items: MapItems) -> None:
         done = record.metadata.get("items")
         items.done += done if isinstance(done, int) else 0
         if failing:
-            for digest in _done_in(store, record):
-                if (key := failing.get(digest)) is not None:
-                    items.failed.pop(key, None)
+            for digest in failing.keys() & _done_in(store, record):
+                items.failed.pop(failing[digest], None)
         if record.metadata.get("failed"):
             for item in failures_in(store, record):
                 items.failed[item.key] = item

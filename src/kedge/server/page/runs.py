@@ -82,7 +82,7 @@ async def run(
     def facts(store: CheckpointManager) -> dict[str, Any]:
         found = find_run(store, key)
         records, maps = steps_of(store, key), maps_of(store, key)
-        steps = explain(store, key, records)
+        steps = explain(store, key, records, maps)
         line = timeline(steps, records, maps, session=session, chosen=chosen)
         first = max(0, len(line.rows) - _ROWS) if start is None else start
         rows = line.rows[first : first + _ROWS]
