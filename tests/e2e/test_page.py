@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import kedge
@@ -91,6 +92,35 @@ def test_pin_tag_branch_and_delete(page: Page, known: dict[str, str]) -> None:
     page.click("#delete button.danger")
     page.wait_for_url("**/jobs/report-again")
     shows(page, ".notice", "is deleted")
+
+
+def test_a_value_is_changed_and_the_job_forks_from_it(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        first = store.save("edited", "step", {"lr": [0.1, 0.2], "w": np.ones(3), "t": (1, 2)}, metadata={"loss": 0.5})
+        store.save("edited", "later", {})
+    page.goto(f"/checkpoints/{first}")
+    for path, value, said in (
+        ("lr/1", "{", "not JSON"),
+        ("lr/7", "1", "nothing to replace"),
+        ("t/0", "1", "nothing to"),
+    ):
+        page.click("text=Branch from here…")
+        page.click("text=Change a value")
+        page.fill("#branch-path", path)
+        page.fill("#branch-value", value)
+        page.click("#branch button.primary")
+        shows(page, "main", said)
+        page.goto(f"/checkpoints/{first}")
+    page.click("text=Branch from here…")
+    page.click("text=Change a value")
+    page.fill("#branch-path", "lr/1")
+    page.fill("#branch-value", '{"max": 1}')
+    page.click("#branch button.primary")
+    shows(page, ".notice", "newest checkpoint of edited")
+    with kedge.open(known["place"]) as store:
+        made, state = store.load_latest("edited")  # type: ignore[misc]
+        assert (made.parent, made.seq, dict(made.metadata)) == (first, 3, {"loss": 0.5, "edited": "lr/1"})
+        assert (state["lr"], state["t"], state["w"].tolist()) == ([0.1, {"max": 1}], (1, 2), [1.0, 1.0, 1.0])  # type: ignore[index, union-attr]
 
 
 def test_cleaning_up_shows_what_goes_before_it_goes(page: Page, known: dict[str, str]) -> None:

@@ -91,7 +91,7 @@ def serve(settings: Settings) -> None:
         _serve(config, None)
         return
     with _unix_listener(settings.unix_socket) as listening:
-        logging.getLogger("kedge.server").info("running on unix socket %s", settings.unix_socket)
+        logging.getLogger("uvicorn.error").info("running on unix socket %s", settings.unix_socket)
         _serve(config, listening)
 
 

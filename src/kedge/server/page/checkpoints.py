@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from kedge.errors import Corrupted
+from kedge.errors import Corrupted, TooLarge, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server.runner import resume
@@ -18,6 +19,8 @@ from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, pretty, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_EDITABLE_BYTES = 64 << 20  # the whole state is held in memory while a value of it is replaced
 
 Text = Annotated[str, Query(max_length=4096)]
 
@@ -114,10 +117,35 @@ async def delete(request: Request, access: Writer, checkpoint_id: str) -> Respon
 
 @router.post("/checkpoints/{checkpoint_id}/branch")
 async def branch(
-    request: Request, access: Writer, checkpoint_id: str, job: Annotated[str, Form(max_length=200)]
+    request: Request,
+    access: Writer,
+    checkpoint_id: str,
+    job: Annotated[str, Form(max_length=200)],
+    path: Annotated[str, Form(max_length=4096)] = "",
+    value: Annotated[str, Form(max_length=500_000)] = "",
 ) -> Response:
-    made, _ = await access.ask(lambda store: store.resume_from(checkpoint_id, job))
+    """Make a state the newest of a job: as it is, or with the value at `path` replaced by `value`, which is JSON."""
+
+    def make(store: CheckpointManager) -> Checkpoint:
+        return _edit(store, checkpoint_id, job, path, value) if path else store.resume_from(checkpoint_id, job)[0]
+
+    made = await access.ask(make)
     return see(request, _address(made.id), f"This is the newest checkpoint of {made.job} now.")
+
+
+def _edit(store: CheckpointManager, checkpoint_id: str, job: str, path: str, text: str) -> Checkpoint:
+    source = store.get(checkpoint_id)
+    if source.size_bytes > _EDITABLE_BYTES:
+        most = f"up to {_EDITABLE_BYTES >> 20} MiB"
+        raise TooLarge(f"{source.id} has {source.size_bytes:,} bytes", hint=f"states are edited here {most}; load it")
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise Validation(f"the value is not JSON: {error}", hint='texts need quotes: "yes"') from error
+    state = states.replaced(store.load(source.id), path, value)
+    metadata = {**source.metadata, "edited": path[:200]}
+    made = store.save(job, source.step, state, level=source.level, parent=source.id, metadata=metadata)
+    return store.get(made)
 
 
 @router.post("/checkpoints/{checkpoint_id}/resume")

@@ -48,6 +48,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _ROWS = 60  # steps at once
 _TRACEBACKS = 3  # of failed steps among them
+_TRACEBACK_END = 4000  # characters: where it was raised
 _ATTEMPTS = 20  # of a step
 _LINES = 50  # of the log
 _EXECUTIONS = 100
@@ -140,7 +141,7 @@ def linked(request: Request, changes: Mapping[str, object]) -> str:
 def _tracebacks(store: CheckpointManager, rows: Sequence[Row]) -> dict[str, str]:
     """Of the failed steps that are shown, the last few: the others have them on their own pages."""
     failed = [row for row in rows if row.verdict == "failed" and row.checkpoint is not None]
-    return {row.path: _traceback(store, str(row.checkpoint)) for row in failed[-_TRACEBACKS:]}
+    return {row.path: _traceback(store, str(row.checkpoint))[-_TRACEBACK_END:] for row in failed[-_TRACEBACKS:]}
 
 
 @dataclass(frozen=True, slots=True)

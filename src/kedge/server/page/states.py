@@ -95,6 +95,24 @@ def level_at(state: StoredState, path: str, start: int = 0) -> Level:
     return Level(path, tuple(shown), start, len(every))
 
 
+def replaced(state: Any, path: str, value: object) -> Any:
+    """The state with another value at a path of dicts and lists, where something is already; NotFound elsewhere."""
+    *above, last = path.split("/")
+    inner = state
+    for name in above:
+        inner = inner[_place(inner, name, path)]
+    inner[_place(inner, last, path)] = value
+    return state
+
+
+def _place(parent: object, name: str, path: str) -> Any:
+    if isinstance(parent, dict) and name in parent:
+        return name
+    if isinstance(parent, list) and name.isdecimal() and name.isascii() and int(name) < len(parent):
+        return int(name)
+    raise NotFound(f"nothing to replace at {path}", hint="a path goes through dicts and lists, such as model/layers/0")
+
+
 def _node(name: str, path: str, value: object) -> Node:
     text, look = describe(value)
     if len(text) > 240:
