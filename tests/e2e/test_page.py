@@ -143,7 +143,7 @@ def test_several_checkpoints_are_changed_at_once(page: Page, known: dict[str, st
         for n in range(5):
             store.save("in-bulk", f"step {n}", {"n": n})
     page.goto("/jobs/in-bulk")
-    assert page.locator("button:text-is('Pin')").is_disabled()
+    sees(page.locator("button:text-is('Pin')")).to_be_disabled()
 
     def choose(*numbers: int) -> None:
         counts(page, "input[name=id]:checked", 0)
@@ -152,7 +152,7 @@ def test_several_checkpoints_are_changed_at_once(page: Page, known: dict[str, st
 
     choose(1, 2, 4)
     shows(page, "#chosen", "3 chosen")
-    assert page.locator("[data-needs='2']").is_disabled()
+    sees(page.locator("[data-needs='2']")).to_be_disabled()
     page.click("button:text-is('Tag…')")
     page.fill("#chosen-tag", "stage=old")
     page.click("#tag-chosen button.primary")
@@ -395,8 +395,7 @@ def test_a_token_is_made_shown_once_and_revoked(browser: Browser, tmp_path: Path
     with kedge.open(place, namespace=ACCESS) as records:
         _, admin = Tokens(records).create("ada", "admin", ["default", "lab"])
     with served_here(place, None) as where:
-        context = browser.new_context(base_url=where)
-        context.set_default_timeout(60_000)
+        context = visitor(browser, where)
         page = context.new_page()
         page.goto("/tokens")
         page.fill("#token", admin)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kedge
-from tests.e2e.seeing import counts, shows
+from tests.e2e.seeing import counts, sees, shows
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -41,21 +41,21 @@ def make_staged(place: str) -> None:
 def test_a_timeline_has_stages_and_is_zoomed(page: Page, known: dict[str, str]) -> None:
     make_staged(known["place"])
     page.goto("/runs/staged")
-    names = [text.split()[0] for text in page.locator(".steps .what").all_inner_texts()]
-    assert names == ["prepare", "fetch", "clean", "sort", "fit"]
-    assert page.locator(".steps li").nth(3).get_attribute("data-depth") == "2"
+    sees(page.locator(".steps .what > a")).to_have_text(["prepare", "fetch", "clean", "sort", "fit"])
+    sees(page.locator(".steps li").nth(3)).to_have_attribute("data-depth", "2")
     counts(page, ".steps li:last-child .track .failed", 2)  # its attempts
     counts(page, ".ticks text:first-of-type", 1)
     page.click(".steps >> text=clean")  # a stage leads to its own time
     page.wait_for_url("**from=**")
     shows(page, ".steps", "sort")
     page.click(".spans >> text=whole run")
+    page.wait_for_url("**from=0.000000**")
     counts(page, ".steps li", 5)
     axis = page.locator(".ticks").bounding_box()
     assert axis is not None
-    page.mouse.move(axis["x"] + 2, axis["y"] + 10)
+    page.mouse.move(axis["x"] + axis["width"] / 4, axis["y"] + 10)
     page.mouse.down()
-    page.mouse.move(axis["x"] + axis["width"] / 3, axis["y"] + 10)
+    page.mouse.move(axis["x"] + axis["width"] * 3 / 4, axis["y"] + 10)
     page.mouse.up()
     page.wait_for_url(lambda url: float(re.findall(r"from=([\d.]+)", url)[0]) > 0)
     begin, end = (float(re.findall(f"{name}=([\\d.]+)", page.url)[0]) for name in ("from", "to"))
