@@ -232,6 +232,8 @@ def _check(settings: Settings) -> None:
             )
     if settings.tls_cert is not None:
         _check_certificate(settings.tls_cert, settings.tls_key)
+    elif settings.tls_key is not None:
+        raise Validation("--tls-key needs --tls-cert", hint="name the file of the certificate, too")
     if settings.unix_socket is not None:
         return
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import click
 
 from kedge.cli.command import Number, Session, store_command
@@ -75,23 +77,11 @@ def serve_command(
     Without tokens (kedge token create), it accepts only connections from this machine. It ends with 143 on SIGTERM and
     130 on Ctrl-C; with several workers, with 0.
     """
-    from kedge.errors import Validation, install_hint
-    from kedge.manager import default_url
-    from kedge.urls import reachable
-
-    try:
-        from kedge.server.process import Settings, serve
-    except ModuleNotFoundError as error:
-        raise Validation(f"serving needs {error.name}", hint=install_hint("server")) from error
-
-    if tls_key is not None and tls_cert is None:
-        raise Validation("--tls-key needs --tls-cert", hint="name the file of the certificate, too")
-    place = reachable(session.store or default_url())
-    if place.startswith("memory:") and workers > 1:
-        raise Validation("several workers cannot share a store in memory", hint="use one, or a directory")
+    process = _process()
+    place = _place(session, workers)
     session.export_key()
-    serve(
-        Settings(
+    process.serve(
+        process.Settings(
             store=place,
             namespace=session.namespace,
             host=host,
@@ -110,3 +100,24 @@ def serve_command(
             json_bytes=max_json << 20,
         )
     )
+
+
+def _process() -> ModuleType:
+    from kedge.errors import Validation, install_hint
+
+    try:
+        from kedge.server import process
+    except ModuleNotFoundError as error:
+        raise Validation(f"serving needs {error.name}", hint=install_hint("server")) from error
+    return process
+
+
+def _place(session: Session, workers: int) -> str:
+    from kedge.errors import Validation
+    from kedge.manager import default_url
+    from kedge.urls import reachable
+
+    place = reachable(session.store or default_url())
+    if place.startswith("memory:") and workers > 1:
+        raise Validation("several workers cannot share a store in memory", hint="use one, or a directory")
+    return place
