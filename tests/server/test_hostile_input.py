@@ -139,3 +139,29 @@ def test_headers_nobody_expects(client: TestClient, store: kedge.CheckpointManag
         answer = client.post(SAVE, content=b'{"step": "s"}', headers={**JSON, **each})
         assert 400 <= answer.status_code < 500, each
     assert len(store.events()) == before
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("/runs/r?session=9007199254740991&start=9007199254740991&before=0", 200),
+        ("/runs/r?from=-1e10&to=1e10", 200),
+        ("/runs/r?from=5&to=1", 200),
+        ("/runs/r?from=nan&to=1", 422),
+        ("/runs/r?from=1e400&to=1e401", 422),
+        ("/runs/r?start=99999999999999999999", 422),
+        ("/runs/r?level=loud", 422),
+        ("/runs/r/item?map=m&number=0&count=9007199254740991", 200),
+        ("/runs/r/item?map=m&item=%2399999999999999999999", 200),
+        ("/runs/r/item?map=m&item=%00", 404),
+        ("/runs/r/item?map=../m&item=1", 404),
+        ("/runs/r/step?path=%00", 404),
+        ("/activity?before=0&action=-&actor=%00", 200),
+    ],
+)
+def test_odd_addresses_of_pages(client: TestClient, store: kedge.CheckpointManager, address: str, status: int) -> None:
+    with kedge.run("r", store=store, progress=False, signals=False) as run:
+        run.map(lambda n: 1 / (n - 3), range(5), name="m", on_error="collect")
+        run.log("x")
+    answer = client.get(address, headers={"accept": "text/html"})
+    assert answer.status_code == status

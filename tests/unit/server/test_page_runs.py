@@ -73,7 +73,9 @@ def test_a_timeline_nests_stages_and_shows_the_newest_session() -> None:
     assert timeline([], {}, []).shown is None
 
 
-@pytest.mark.parametrize("span", [Span(0.0, 0.0), Span(-5.0, 1e9), Span(59.9, 60.1), Span(0.0, 1e-9)])
+@pytest.mark.parametrize(
+    "span", [Span(0.0, 0.0), Span(-1e10, 1e10), Span(59.9, 60.1), Span(0.0, 1e-9), Span(1e10, 1e10 + 2e-6)]
+)
 def test_any_span_has_an_axis(span: Span) -> None:
     steps = [Explanation("a", "ran", "", "c", 1.0, 1)]
     line = timeline(steps, {("a",): StepHistory(("a",), [record(1, 1.0, seconds=1.0, session=1)])}, [], chosen=span)

@@ -21,7 +21,7 @@ from . import states
 from .charts import cells
 from .memory import memory_of
 from .resuming import can_resume, start_again
-from .templates import PageRoute, Reader, Writer, answer, see
+from .templates import Number, PageRoute, Reader, Writer, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -75,8 +75,8 @@ async def item(
     key: str,
     map: Annotated[str, Query(max_length=2000)],
     item: Annotated[str, Query(max_length=2000)] = "",
-    number: Annotated[int | None, Query(ge=0)] = None,
-    count: Annotated[int, Query(ge=1)] = 1,
+    number: Number | None = None,
+    count: Number = 1,
 ) -> Response:
     """One item of a map, by its key or as #place; of the items from `number` on, one that failed if there is one."""
 

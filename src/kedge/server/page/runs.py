@@ -41,7 +41,7 @@ from .approvals import MOST_JOBS, as_json, asked, decided
 from .items import grid_of
 from .memory import memory_of
 from .resuming import can_resume, start_again
-from .templates import PageRoute, Reader, Writer, answer, see
+from .templates import Number, PageRoute, Reader, Writer, answer, see
 from .timeline import Row, Span, timeline
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -52,6 +52,7 @@ _TRACEBACK_END = 4000  # characters: where it was raised
 _ATTEMPTS = 20  # of a step
 _LINES = 50  # of the log
 _EXECUTIONS = 100
+_LONGEST_S = 1e10  # that a timeline shows
 
 
 @router.get("/runs")
@@ -70,12 +71,12 @@ async def run(
     request: Request,
     access: Reader,
     key: str,
-    session: Annotated[int | None, Query(ge=1)] = None,
-    begin: Annotated[float | None, Query(alias="from", allow_inf_nan=False)] = None,
-    end: Annotated[float | None, Query(alias="to", allow_inf_nan=False)] = None,
-    start: Annotated[int | None, Query(ge=0)] = None,
+    session: Number | None = None,
+    begin: Annotated[float | None, Query(alias="from", ge=-_LONGEST_S, le=_LONGEST_S)] = None,
+    end: Annotated[float | None, Query(alias="to", ge=-_LONGEST_S, le=_LONGEST_S)] = None,
+    start: Number | None = None,
     level: Annotated[str, Query(pattern="^(debug|info|warning|error|)$")] = "",
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Number | None = None,
 ) -> Response:
     """A run; the address holds the span of time, the part of its steps and the level of its log that are shown."""
     chosen = Span(begin, end) if begin is not None and end is not None and begin < end else None

@@ -20,7 +20,7 @@ from kedge.terminal.text import count_of, exactly, size
 from .charts import stacked_bars
 from .growth import MOST_JOBS, SPANS, Grown
 from .memory import memory_of
-from .templates import Administrator, PageRoute, Reader, answer, see
+from .templates import Administrator, Number, PageRoute, Reader, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -148,7 +148,7 @@ async def care(request: Request, access: Administrator, kind: Literal["verify", 
 async def activity(
     request: Request,
     access: Reader,
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Number | None = None,
     action: Annotated[str, Query(max_length=40)] = "",
     actor: Annotated[str, Query(max_length=200)] = "",
     job: Annotated[str, Query(max_length=200)] = "",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -46,6 +46,9 @@ _NAVIGATION = (
     ("/storage", "Storage"),
     ("/activity", "Activity"),
 )
+
+
+Number = Annotated[int, Query(ge=0, le=(1 << 53) - 1)]  # of a record, an item, …: what a store can be asked for
 
 
 class Sees(Needs):
