@@ -109,6 +109,12 @@ def test_every_mutant_has_its_test() -> None:
     named |= {"copies not in order", "place noted before the copies"}  # test_copies.py
     named |= {"lease token not checked by PostgreSQL"}  # test_machines_faults.py
     named |= {"old data key forgotten at once"}  # test_rekey.py
+    # test_process_queue.py
+    named |= {
+        "answered before it is committed",
+        "saves of ended processes committed",
+        "unanswered saves not looked for",
+    }
     named |= {"lease of keys not checked"}  # test_key_races.py
     named |= {"recorded before it is durable"}  # test_kills_while_recording_notice
     for function in (test_crash_states_notice, test_bitflips_notice):

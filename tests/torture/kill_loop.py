@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import kedge
@@ -14,8 +15,17 @@ from .ledger import Ledger, Violation
 from .states import KINDS
 
 
-def kill_loop(place: str, *, rounds: int, seconds: float = 1e9, seed: int = 1, threads: int = 4) -> dict[str, float]:
-    """Each round: two processes save and delete in several threads, a third runs gc, all die by SIGKILL.
+def kill_loop(
+    place: str,
+    *,
+    rounds: int,
+    seconds: float = 1e9,
+    seed: int = 1,
+    savers: int = 2,
+    threads: int = 4,
+    kinds: Sequence[str] = KINDS,
+) -> dict[str, float]:
+    """Each round: some processes save and delete in several threads, another runs gc, all die by SIGKILL.
 
     Sometimes one dies first and the others go on beside what it left. After each round a fresh open must find
     all that was ever acknowledged. Answers numbers.
@@ -26,16 +36,16 @@ def kill_loop(place: str, *, rounds: int, seconds: float = 1e9, seed: int = 1, t
     end = time.monotonic() + seconds
     while done < rounds and time.monotonic() < end:
         done += 1
-        savers = [
-            Child(children.save_and_delete, place, draw.random(), threads, KINDS, 3, ledger=ledger) for _ in range(2)
+        everyone = [
+            Child(children.save_and_delete, place, draw.random(), threads, kinds, 3, ledger=ledger)
+            for _ in range(savers)
         ]
-        collector = Child(children.collect, place, ledger=ledger)
-        everyone = [*savers, collector]
+        everyone.append(Child(children.collect, place, ledger=ledger))
         if draw.random() < 0.85:  # the others are killed while they open
             for child in everyone:
                 child.wait_for("ready")
         if done == 1:
-            savers[0].wait_for("saved")  # there is something to lose
+            everyone[0].wait_for("saved")  # there is something to lose
         children.pump(everyone, draw.random() ** 2 * 0.6)
         if draw.random() < 0.4:
             first = everyone.pop(draw.randrange(len(everyone)))

@@ -20,6 +20,7 @@ import kedge.care.copy
 import kedge.care.follow
 import kedge.care.gc
 import kedge.index.sqlite.file
+import kedge.index.sqlite.process_queue
 import kedge.index.sqlite.sweep
 import kedge.index.sqlite.writes
 import kedge.store.backlog
@@ -179,6 +180,18 @@ def _old_key_forgotten() -> Any:
     return mock.patch.object(Keyring, "with_new_key", lambda self: real(self).with_current_only())
 
 
+def _answered_at_once() -> Any:
+    """A process is told that its save was committed by another one that has only begun to."""
+    real = kedge.index.sqlite.process_queue.ProcessQueue.asked
+
+    def asked(self: Any) -> Any:
+        found = real(self)
+        self.answer(found, [1] * len(found))
+        return found
+
+    return mock.patch.object(kedge.index.sqlite.process_queue.ProcessQueue, "asked", asked)
+
+
 def _packs(name: str, value: Any) -> Patch:
     return lambda: mock.patch(f"kedge.blobs.{name}", value)
 
@@ -216,6 +229,13 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     "manifest digest not checked": (_unverified_manifest,),
     "lease token not checked": (
         lambda: mock.patch.object(kedge.index.sqlite.writes.Writes, "_check_lease", return_value=False),
+    ),
+    "answered before it is committed": (_answered_at_once,),
+    "saves of ended processes committed": (
+        lambda: mock.patch("kedge.index.sqlite.process_queue.ProcessQueue._is_taken", return_value=True),
+    ),
+    "unanswered saves not looked for": (
+        lambda: mock.patch("kedge.index.sqlite.writes.Writes.landed", return_value=None),
     ),
     "old data key forgotten at once": (_old_key_forgotten,),
     "lease of keys not checked": (

@@ -23,6 +23,7 @@ from kedge.errors import Conflict, Corrupted, NotFound, Validation
 from kedge.index.sqlite.closed_mark import SUFFIX as STATE
 from kedge.index.sqlite.closed_mark import lacks_log
 from kedge.index.sqlite.index import SqliteIndex
+from kedge.index.sqlite.process_queue import SUFFIX as QUEUE
 from kedge.index.sqlite.salvage import Salvaged, put_jobs, salvage
 from kedge.store.directory import INDEX, PACKS, Marker, absolute, locked, read_keyrings, read_marker, write_marker
 from kedge.store.local import LocalStore
@@ -189,7 +190,7 @@ def _next_index(path: Path, old: str) -> str:
 def _put_aside(path: Path, old: Path) -> Path:
     """Keep the old index under another name. It is out of use already, so the order does not matter."""
     kept = path / f"{old.stem}.damaged-{time.time_ns()}"
-    for suffix in ("", "-wal", "-shm", STATE):
+    for suffix in ("", "-wal", "-shm", STATE, QUEUE):
         part = path / (old.name + suffix)
         if part.exists():
             os.rename(part, str(kept) + suffix)

@@ -121,6 +121,17 @@ class SqlWrites(SqlTransaction):
         self.event("save", actor, new.job, new.id)
         return new.saved(seq, new.digest.hex())
 
+    def landed(self, new: NewCheckpoint) -> Checkpoint | None:
+        """What this very save has become, if it was committed before and nobody heard of it; IdTaken by another one."""
+        row = self._one(f"SELECT {CHECKPOINT}, j.name, ns_no FROM {_OF_JOB} WHERE c.id = ?", new.id)
+        if row is None:
+            return None
+        *columns, name, ns_no = row
+        twin = CheckpointRow._make(columns)
+        if (name, ns_no, twin.created_us, twin.digest) != (new.job, self._ns, new.created_us, new.digest):
+            raise IdTaken
+        return checkpoint_of(name, columns)
+
     def _count(self, job: JobRow, new: NewCheckpoint, seq: int, ends_lease: bool) -> None:
         last_seq = max(job.last_seq, seq)
         self._do(

@@ -28,6 +28,7 @@ from kedge.blobs.reserve import Reserve
 from kedge.errors import CheckpointError, Corrupted, NoSpace, NotAStore, NotFound, storage_error
 from kedge.index.sqlite.closed_mark import SUFFIX as STATE
 from kedge.index.sqlite.index import SqliteIndex
+from kedge.index.sqlite.process_queue import SUFFIX as QUEUE
 from kedge.ports import FORMAT_VERSION, Index, unsupported
 from kedge.version import __version__
 
@@ -269,7 +270,7 @@ def refuse_foreign(path: Path) -> None:
     if not path.is_dir():
         raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
     ours = {MARKER + ".new", "lock", PACKS, KEYRINGS, KEYRINGS + ".new"}
-    ours |= {RESERVE, *(INDEX + suffix for suffix in ("", "-wal", "-shm", "-journal", STATE))}
+    ours |= {RESERVE, *(INDEX + suffix for suffix in ("", "-wal", "-shm", "-journal", STATE, QUEUE))}
     names = set(os.listdir(path))
     if MARKER in names:
         return  # whole, if only since another process made it a moment ago

@@ -175,7 +175,7 @@ class FilesIndex(SqliteIndex):
         self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
         self.is_encrypted = is_encrypted(db)
         self.written_by = written_by(db)
-        self._writes = Writes(db, self._ns, self.namespace, 0)
+        self._writes = Writes(db, self._name, self._ns, self.namespace, 0)
         self._is_settled = True
 
     @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from psycopg import Pipeline
 
 from kedge.errors import Conflict, NotFound
-from kedge.index.rows import CHECKPOINT, CheckpointRow, Row, checkpoint_of
+from kedge.index.rows import Row
 from kedge.index.transactions import JobRow, LeaseRow
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
@@ -116,21 +116,7 @@ class PostgresWrites(SqlWrites):
     # Checkpoints
 
     def _taken(self, new: NewCheckpoint, job: JobRow | None) -> Checkpoint | None:
-        """IdTaken, unless it is this very save that has it: then the answer to its commit was lost, and it is done."""
-        if not self._is_careful:
-            return None
-        row = self._one(
-            f'SELECT {CHECKPOINT}, j.name, ns_no FROM main.checkpoint c JOIN main.job j ON j.no = c."row" >> 32 '
-            "WHERE c.id = ?",
-            new.id,
-        )
-        if row is None:
-            return None
-        *columns, name, ns_no = row
-        twin = CheckpointRow._make(columns)
-        if (name, ns_no, twin.created_us, twin.digest) != (new.job, self._ns, new.created_us, new.digest):
-            raise IdTaken
-        return checkpoint_of(name, columns)
+        return self.landed(new) if self._is_careful else None
 
     def _standing(self, seen: Sequence[Seen]) -> list[Seen]:
         return standing(self._db, self._ns, seen)

@@ -58,8 +58,8 @@ def _make_own(path: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWN_FILE))
 
 
-def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
-    """What needs the write lock, as soon as nobody else has it, where SQLite does not wait by itself.
+def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> bool:
+    """What needs the write lock, as soon as nobody else has it, where SQLite does not wait by itself; whether we did.
 
     SQLite would look again after 1, 2, 5, … 100 ms, while a commit takes one or two: of several processes that write
     all the time, whoever has lost a few times hardly gets a turn. So we look again sooner, but not so often that who
@@ -79,7 +79,7 @@ def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
             looks = min(looks + 1, _MOST_LOOKS)
             time.sleep(looks * random.uniform(*_LOOK_AGAIN_S))  # nosec B311
         else:
-            return
+            return looks > 0
 
 
 def begin_alone(connection: sqlite3.Connection) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from kedge.blobs.group_files import share
 from kedge.blobs.reserve import Reserve
 from kedge.ending import close_at_end
 from kedge.errors import Corrupted, NoSpace, StorageError, storage_error
-from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting
+from kedge.index.group_commit import GroupCommit, Save, Waiting
 
 from .closed_mark import Closing, IndexState, has_event, newest_event
 from .connections import (
@@ -44,6 +44,7 @@ from .database import (
     typed,
     written_by,
 )
+from .process_queue import ProcessQueue
 from .read_only import ReadOnlyFile, read_only_error
 from .writes import Writes
 
@@ -76,6 +77,7 @@ class SqliteFile:
         self._busy_timeout_s = busy_timeout_s
         self._is_connected = True  # until a fork
         self._was_full = False  # the disk, when last written to
+        self._queue: ProcessQueue | None = None
         with translated(self._name):
             self._open(create, store_id)
         self._is_closed = False
@@ -89,7 +91,7 @@ class SqliteFile:
                 self._connection = db
                 migrate(db, self._name, None)
                 self._learn()
-                self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
+                self._writes = Writes(db, self._name, self._ns, self.namespace, self._busy_timeout_s)
         elif self._state is None or self._path is None:
             self._start(create, store_id)
         else:
@@ -119,7 +121,9 @@ class SqliteFile:
         except BaseException:
             self._close_connection()
             raise
-        self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
+        if self._path is not None and self._identity is not None:
+            self._queue = ProcessQueue(self._path, self._identity[1], self._ns)
+        self._writes = Writes(db, self._name, self._ns, self.namespace, self._busy_timeout_s)
 
     def _share(self) -> None:
         """Where a group shares the store: SQLite gives its other files the mode of the database, but not the group."""
@@ -194,6 +198,8 @@ class SqliteFile:
                 forked_while_open.add(self._identity)
             if self._state is not None:
                 self._state.forget()
+            if self._queue is not None:
+                self._queue.close()
             self._make_locks()  # those of the parent may be held by threads that do not exist here
         elif self._path is None:
             self._memory_lock.release()
@@ -224,6 +230,8 @@ class SqliteFile:
         state = self._state
         if self._file is not None:
             self._file.close()
+        if self._queue is not None:
+            self._queue.close()
         if state is None or self._path is None or is_gone(self._path):
             self._connection.close()
             return
@@ -241,6 +249,8 @@ class SqliteFile:
         """SQLite decides by its own locks who is the last user, and removes the log then. A user who is being killed
         loses its locks one by one: SQLite may see a last one where we did not. So look again when it has closed."""
         is_last = state.is_entered and state.is_last()
+        if is_last and self._queue is not None:
+            self._queue.remove()
         said = state.read() if state.is_entered else Closing()
         if is_last and said.is_open and not self._is_connected:
             assert self._path is not None
@@ -340,60 +350,26 @@ class SqliteFile:
                 self._connection = self._connect_again()
                 self._is_connected = True
                 self._writes.use(self._connection)
+            if self._queue is not None and self._writes.others_write:
+                self._queue.run(batch, self._writes, self._confirm, self._busy_timeout_s)
+                return
             if not self._writes.save_together(batch):
-                if not self._run_together(batch):
-                    self._run_apart(batch)
-                if all(waiting.error for waiting in batch):
-                    self._roll_back()  # not even pages that an undone statement has touched are written
-                else:
-                    self._connection.execute("COMMIT")
-            self._say_open()
-            self._check_identity()
+                self._writes.run_all(batch)
+            self._confirm()
         except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
-            self._roll_back()
+            self._writes.roll_back()
             for waiting in batch:
                 waiting.error = typed(failure, self._name)
         except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
-            self._roll_back()
+            self._writes.roll_back()
             for waiting in batch:
                 waiting.error = StorageError(f"{self._name}: the commit was interrupted", hint="save again")
             raise
 
-    def _run_together(self, batch: Sequence[Waiting[Any]]) -> bool:
-        """The usual way: operations refuse before they change anything. False if one failed half-way."""
-        self._writes.begin()
-        if self._writes.save_together(batch):
-            return True
-        for waiting in batch:
-            try:
-                waiting.result = self._writes.run(waiting.operation)
-            except REFUSALS as refusal:
-                waiting.error = refusal
-            except Exception:  # noqa: BLE001 - met again, alone, in _run_apart
-                self._roll_back()
-                return False
-        return True
-
-    def _run_apart(self, batch: Sequence[Waiting[Any]]) -> None:
-        """Each in a savepoint, so that what one of them did half-way is undone and the others do not suffer."""
-        self._writes.begin()
-        for waiting in batch:
-            waiting.error = None
-            self._connection.execute("SAVEPOINT one")
-            try:
-                waiting.result = self._writes.run(waiting.operation)
-            except Exception as error:
-                if not self._connection.in_transaction:
-                    raise  # a full disk or an I/O error ended the transaction, and the others with it
-                waiting.error = typed(error, self._name)
-                self._writes.undo("one")
-            self._connection.execute("RELEASE one")
-
-    def _roll_back(self) -> None:
-        self._writes.forget()  # also when SQLite has rolled back by itself, as it does on a full disk
-        with suppress(sqlite3.Error):  # SQLite has rolled back by itself; the first error is the one to report
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+    def _confirm(self) -> None:
+        """After a commit, before anybody is told."""
+        self._say_open()
+        self._check_identity()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -438,6 +414,8 @@ class SqliteFile:
         self._check_writable()
         with self._writing, translated(self._name):
             self._say_open()
+            if self._queue is not None:
+                self._queue.erase()
             run_alone(self._connection, "VACUUM", self._busy_timeout_s)
             self._move_log_on()
 

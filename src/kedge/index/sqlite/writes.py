@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from kedge.index.event_chain import chain_of
-from kedge.index.group_commit import Save, Waiting
+from kedge.index.group_commit import REFUSALS, Save, Waiting
 from kedge.index.rows import SEQ_BITS, Row, columns_of, find_chunks
 from kedge.index.transactions import JobRow, LeaseRow, now_us
 from kedge.index.writes import Packs, SqlWrites
@@ -15,7 +16,7 @@ from kedge.model import Checkpoint
 from kedge.ports import Chunk, IdTaken, NewCheckpoint, RecordPlace, Seen
 
 from .batch import MAX_ROWS, PREPARATION, insert
-from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone
+from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone, typed
 from .leases import LEASE, boot_clock, seconds_left
 from .marks import mark_damaged, stands
 
@@ -29,7 +30,12 @@ class Writes(SqlWrites):
 
     _LEASE = LEASE
 
-    def __init__(self, connection: sqlite3.Connection, ns_no: int, namespace: str, busy_timeout_s: float) -> None:
+    others_write = False  # other processes, or stores, between our last two transactions or while we waited
+
+    def __init__(
+        self, connection: sqlite3.Connection, name: str, ns_no: int, namespace: str, busy_timeout_s: float
+    ) -> None:
+        self._name = name  # of the index, for errors
         self._ns = ns_no
         self._namespace = namespace
         self._busy_timeout_s = busy_timeout_s
@@ -38,7 +44,6 @@ class Writes(SqlWrites):
     def forget(self) -> None:
         """What is remembered between transactions holds while nobody else commits, and none of ours is undone."""
         self._data_version: int | None = None
-        self._is_alone = False  # nobody else has committed between our last two transactions
         self._head = None
         self._jobs: dict[str, JobRow] = {}
         self._key_id = None
@@ -56,14 +61,14 @@ class Writes(SqlWrites):
             for sql in PREPARATION:
                 run_alone(self._db, sql, self._busy_timeout_s)
             self._is_prepared = True
-        run_alone(self._db, "BEGIN IMMEDIATE", self._busy_timeout_s)
+        had_to_wait = run_alone(self._db, "BEGIN IMMEDIATE", self._busy_timeout_s)
         # Changes when another connection, of whatever process, has committed; exact, because we hold the write lock.
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
-        is_alone = version == self._data_version
-        if not is_alone or len(self._jobs) > MAX_JOBS:
+        is_changed = self.others_write if self._data_version is None else version != self._data_version
+        self.others_write = had_to_wait or is_changed
+        if version != self._data_version or len(self._jobs) > MAX_JOBS:
             self.forget()
             self._data_version = version
-        self._is_alone = is_alone
 
     def undo(self, savepoint: str) -> None:
         self.forget()
@@ -76,7 +81,7 @@ class Writes(SqlWrites):
         known is out of date as a rule, and a transaction reads it first.
         """
         can_read = self._db.in_transaction
-        if not can_read and (self._head is None or not self._is_alone):
+        if not can_read and self._head is None:
             return False
         number, chain = self._head or self._newest_event()
         at_us = now_us()
@@ -120,8 +125,53 @@ class Writes(SqlWrites):
             and not (new.tags or new.new_chunks or new.reused_chunks)
         )
 
-    def run(self, operation: Callable[[], T] | Save) -> T | list[Checkpoint]:
-        """In a transaction: one of those that are not done together."""
+    def run_all(self, batch: Sequence[Waiting[Any]]) -> None:
+        """All operations in one transaction, which may have begun, durably; each gets its result or its error."""
+        if not self._db.in_transaction:
+            self.begin()
+        if not self._run_together(batch):
+            self.begin()
+            self._run_apart(batch)
+        if all(waiting.error for waiting in batch):
+            self.roll_back()  # not even pages that an undone statement has touched are written
+        else:
+            self._db.execute("COMMIT")
+
+    def _run_together(self, batch: Sequence[Waiting[Any]]) -> bool:
+        """The usual way: operations refuse before they change anything. False if one failed half-way."""
+        if self.save_together(batch):
+            return True
+        for waiting in batch:
+            try:
+                waiting.result = self._run(waiting.operation)
+            except REFUSALS as refusal:
+                waiting.error = refusal
+            except Exception:  # noqa: BLE001 - met again, alone, in _run_apart
+                self.roll_back()
+                return False
+        return True
+
+    def _run_apart(self, batch: Sequence[Waiting[Any]]) -> None:
+        """Each in a savepoint, so that what one of them did half-way is undone and the others do not suffer."""
+        for waiting in batch:
+            waiting.error = None
+            self._db.execute("SAVEPOINT one")
+            try:
+                waiting.result = self._run(waiting.operation)
+            except Exception as error:
+                if not self._db.in_transaction:
+                    raise  # a full disk or an I/O error ended the transaction, and the others with it
+                waiting.error = typed(error, self._name)
+                self.undo("one")
+            self._db.execute("RELEASE one")
+
+    def roll_back(self) -> None:
+        self.forget()  # also when SQLite has rolled back by itself, as it does on a full disk
+        with suppress(sqlite3.Error):  # SQLite has rolled back by itself; the first error is the one to report
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _run(self, operation: Callable[[], T] | Save) -> T | list[Checkpoint]:
         return self.commit(*operation) if isinstance(operation, Save) else operation()
 
     def commit(self, records: Sequence[NewCheckpoint], actor: str) -> list[Checkpoint]:

@@ -1,0 +1,318 @@
+"""Processes that write to one index take turns, and whoever has the turn commits the small saves of those who wait.
+
+`<index>-queue` is made when processes first get in each other's way. Whoever holds its lock has the turn. Who waits
+writes its save into a place of its own in this file; who has the turn commits the saves found there with its own, in
+one transaction and one sync, and then writes into each place the number that the save got.
+
+The file decides nothing: SQLite's lock and the transaction do, and what is not answered, for whatever reason, is done
+by its process when it has the turn. If it was committed all the same, because who had the turn was killed before it
+answered, the index knows the ID (`SqlWrites._taken`). Nothing here is synced, and the file may be lost at any time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import random
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import ormsgpack
+
+from kedge.blobs.group_files import OWN_FILE, share
+from kedge.errors import StorageError
+from kedge.index.group_commit import Save, Waiting
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
+from kedge.ports import NewCheckpoint
+from kedge.version import __version__
+
+from .writes import Writes
+
+SUFFIX = "-queue"
+
+_PLACES = 64
+_PLACE_BYTES = 8192
+_TURN = struct.Struct("<QQQ")  # who had the last turn, when it ended, and the token of who is to have the next one
+_ENTRY = struct.Struct("<QQQ")  # for each place: token of who waits, or 0; number that its save got, number ^ token
+_LOCK = struct.Struct("hhqqi4x")  # struct flock of Linux
+_HEAD = struct.Struct("<Q16sII")  # in front of what is asked: its token, by whom it can be read, its size and CRC
+_ASKED_AT = 4096  # behind turn and entries
+_LEAST_S, _MOST_S = 0.0002, 0.005  # until somebody who waits looks again
+_BACK_NS = 500_000  # who had the last turn gets the next one if it is back by then: it knows what the index holds
+_NEXT_NS = 2_000_000  # who is to have the next turn has to take it by then
+_PATIENCE_S = 0.05  # then whoever waits takes the turn when it can
+_LONE_TURNS = 16  # then nobody else is taken to write any more
+
+_FIELDS = (
+    "id", "job", "step", "level", "created_us", "size_bytes", "stored_bytes", "digest", "codec", "schema_version",
+    "manifest", "parent", "is_pinned", "metadata_json", "lease_token", "idempotency_key", "request_digest", "status",
+    "key_id",
+)  # fmt: skip
+_values = attrgetter(*_FIELDS)
+
+
+class Asked(NamedTuple):
+    """What another process waits for."""
+
+    place: int
+    token: int
+    save: Save | None  # None: it wants a turn of its own
+
+
+class ProcessQueue:
+    """One process's part in the queue of an index. The caller sees to it that threads come one at a time."""
+
+    def __init__(self, index: str, inode: int, ns_no: int) -> None:
+        self._path = index + SUFFIX
+        # Only who writes to the same namespace of the same file can commit for another, and reads its saves.
+        self._readers = hashlib.sha256(f"{__version__} {inode} {ns_no}".encode()).digest()[:16]
+        self._fd: int | None = None
+        self._place: int | None = None
+        self._me = 0
+        self._lone_turns = 0  # in a row, ours, in which nobody waited
+        self._took_s = 0.0  # until our last save was committed by another process
+        self._is_ours = False  # the turn
+        self._was_last = False  # in our turn: nobody had one since our last
+        self._has_asked = False  # in our turn: somebody may have committed our save and not have answered
+
+    def run(self, batch: Sequence[Waiting[Any]], writes: Writes, confirm: Callable[[], None], wait_s: float) -> None:
+        """Run the operations of our process, durably: in our turn, or in that of another process.
+
+        `confirm` is called when they are committed, before anybody is told.
+        """
+        operation = batch[0].operation
+        save = operation if len(batch) == 1 and isinstance(operation, Save) else None
+        unserved: list[Asked] = []
+        try:
+            number = self.wait(save, wait_s)
+            if number and save is not None:
+                batch[0].result = [new.saved(number, new.digest.hex()) for new in save.records]
+                confirm()
+                return
+            if self._has_asked and save is not None and (landed := writes.landed(*save.records)) is not None:
+                batch[0].result = [landed]
+                confirm()
+                return
+            asked = self.asked()
+            others = _waiting(asked)
+            if not (self._was_last and writes.save_together([*batch, *others])):  # False if anybody wrote since
+                writes.begin()
+                asked = self.asked()  # again: nobody overtakes now those who still wait
+                others = _waiting(asked)
+                writes.run_all([*batch, *others])
+            confirm()
+            numbers = iter([_number_of(waiting) for waiting in others])
+            unserved = self.answer(asked, [next(numbers) if each.save is not None else 0 for each in asked])
+            self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
+            writes.others_write = self._lone_turns < _LONE_TURNS
+        finally:
+            self.end_turn(unserved)
+
+    def wait(self, save: Save | None, wait_s: float) -> int:
+        """Until it is our turn: 0. Or until another process has committed `save`: the number that it got."""
+        if self._fd is None:
+            self._open()
+        began = time.monotonic()
+        waited_s, pause_s, token = 0.0, self._took_s / 2, 0
+        try:
+            while not self._has_turn(token, is_patient=self._place is not None and waited_s < _PATIENCE_S):
+                waited_s = time.monotonic() - began
+                if not token:
+                    token = self._ask(save)
+                elif number := self._answer(token):
+                    self._took_s = waited_s
+                    return number
+                if waited_s >= wait_s:
+                    raise StorageError(
+                        f"{self._path}: another process has had its turn for {wait_s:.0f} s",
+                        hint="another process has been writing for very long; try again, or stop it",
+                    )
+                time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * random.uniform(0.8, 1.2))  # nosec B311
+                pause_s = self._took_s / 4
+        except BaseException:
+            self._withdraw(token)
+            raise
+        if token and (number := self._answer(token)):
+            self.end_turn()
+            return number
+        self._withdraw(token)
+        self._has_asked = token != 0
+        return 0
+
+    def asked(self) -> list[Asked]:
+        """In our turn: what others wait for. Nobody commits what a process that has ended had asked for."""
+        entries = enumerate(_ENTRY.iter_unpack(self._read(_TURN.size, _PLACES * _ENTRY.size)))
+        return [
+            Asked(place, token, self._read_save(place, token))
+            for place, (token, _, _) in entries
+            if token and place != self._place and self._is_taken(place)
+        ]
+
+    def answer(self, asked: Sequence[Asked], numbers: Sequence[int]) -> list[Asked]:
+        """Once their saves are durable. Answers those without a number: they need turns, in which they hear why."""
+        for (place, token, _), number in zip(asked, numbers, strict=True):
+            if number:
+                with suppress(OSError):
+                    self._write(_ENTRY.pack(0, number, number ^ token), _entry_at(place))
+        return [each for each, number in zip(asked, numbers, strict=True) if not number]
+
+    def end_turn(self, unserved: Sequence[Asked] = ()) -> None:
+        """If it is ours. One of these is to have the next one."""
+        if self._fd is None:
+            return
+        if self._is_ours:
+            token = random.choice(unserved).token if unserved else 0  # nosec B311
+            with suppress(OSError):
+                self._write(_TURN.pack(self._me, time.monotonic_ns(), token), 0)
+            self._is_ours = False
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def erase(self) -> None:
+        """In our turn: forget the saves that went through here."""
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = self._place = None
+        self._is_ours = False
+
+    def remove(self) -> None:
+        """By the last user of the index, when nobody opens it."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def _open(self) -> None:
+        """Where that fails, because the disk is full or a file system has no such locks, all do as if alone."""
+        with suppress(OSError):
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN_FILE)
+            share(self._path)
+            self._me = int.from_bytes(os.urandom(8))
+
+    def _has_turn(self, token: int, *, is_patient: bool) -> bool:
+        """Whether the turn is ours now. Who is patient leaves it to who comes before, if that comes soon."""
+        if self._fd is None:
+            return True
+        if is_patient:
+            last, ended_ns, following = _TURN.unpack(self._read(0, _TURN.size))
+            is_ours = following == token if following else last == self._me
+            if not is_ours and 0 <= time.monotonic_ns() - ended_ns < (_NEXT_NS if following else _BACK_NS):
+                return False
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._is_ours = True
+        last, _, _ = _TURN.unpack(self._read(0, _TURN.size))
+        self._was_last = last == self._me
+        if self._place is None:
+            self._take_place(self._fd)
+        return True
+
+    def _take_place(self, handle: int) -> None:
+        """In our turn, so that nobody takes for ours what somebody before us asked for there."""
+        if sys.platform == "linux":
+            with suppress(OSError):
+                place = next((place for place in range(_PLACES) if _lock_byte(handle, fcntl.F_OFD_SETLK, place)), None)
+                if place is not None:
+                    self._write(bytes(8), _entry_at(place))
+                self._place = place
+
+    def _is_taken(self, place: int) -> bool:
+        return sys.platform == "linux" and not _lock_byte(self._fd or -1, fcntl.F_OFD_GETLK, place)
+
+    def _ask(self, save: Save | None) -> int:
+        """A token: of our save, or of our wish for a turn; 0 where there is no place for it."""
+        if self._place is None:
+            return 0
+        data = _packed(save) if save is not None else b""
+        token = int.from_bytes(os.urandom(8)) or 1
+        head = _HEAD.pack(token, self._readers, len(data), zlib.crc32(data))
+        try:
+            if data:
+                self._write(head + data, _ASKED_AT + self._place * _PLACE_BYTES)
+            self._write(token.to_bytes(8, "little"), _entry_at(self._place))
+        except OSError:
+            return 0  # the disk is full
+        return token
+
+    def _withdraw(self, token: int) -> None:
+        if token and self._place is not None:
+            with suppress(OSError):
+                self._write(bytes(8), _entry_at(self._place))
+
+    def _answer(self, token: int) -> int:
+        """A number, only if it was written whole and for this token."""
+        assert self._place is not None
+        _, number, check = _ENTRY.unpack(self._read(_entry_at(self._place), _ENTRY.size))
+        return number if number and number ^ check == token else 0
+
+    def _read_save(self, place: int, token: int) -> Save | None:
+        found = self._read(_ASKED_AT + place * _PLACE_BYTES, _PLACE_BYTES)
+        written, readers, size, crc = _HEAD.unpack_from(found)
+        data = found[_HEAD.size : _HEAD.size + size]
+        if written != token or readers != self._readers or zlib.crc32(data) != crc:
+            return None  # nothing that we can do for it
+        return _unpacked(data)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """With zeros where nothing was written yet."""
+        return b"" if self._fd is None else os.pread(self._fd, size, offset).ljust(size, b"\0")
+
+    def _write(self, data: bytes, offset: int) -> None:
+        assert self._fd is not None
+        os.pwrite(self._fd, data, offset)
+
+
+def _entry_at(place: int) -> int:
+    return _TURN.size + place * _ENTRY.size
+
+
+def _waiting(asked: Sequence[Asked]) -> list[Waiting[list[Checkpoint]]]:
+    return [Waiting(each.save) for each in asked if each.save is not None]
+
+
+def _number_of(waiting: Waiting[list[Checkpoint]]) -> int:
+    """What a save of another process has become; 0 if it is refused, or was saved before under another ID."""
+    if waiting.error is not None or not isinstance(waiting.operation, Save):
+        return 0
+    ((new,), (saved,)) = waiting.operation.records, waiting.result
+    return saved.seq if saved.id == new.id else 0
+
+
+def _packed(save: Save) -> bytes:
+    """Empty if it does not fit, or is one of those that need a look at the database."""
+    if len(save.records) != 1:
+        return b""
+    (new,) = save.records
+    if new.tags or new.has_chunks or new.new_chunks or new.reused_chunks or new.seq or new.takes_key_from:
+        return b""
+    if len(new.manifest) > _PLACE_BYTES:
+        return b""
+    data = ormsgpack.packb((save.actor, _values(new)))
+    return data if len(data) <= _PLACE_BYTES - _HEAD.size else b""
+
+
+def _unpacked(data: bytes) -> Save:
+    actor, values = ormsgpack.unpackb(data)
+    fields: dict[str, Any] = dict(zip(_FIELDS, values, strict=True))
+    fields["level"], fields["status"] = CheckpointLevel(fields["level"]), CheckpointStatus(fields["status"])
+    return Save((NewCheckpoint(**fields),), actor)
+
+
+def _lock_byte(handle: int, command: int, place: int) -> bool:
+    """Lock a place, until it is closed or its process ends; or ask whether that could be done."""
+    try:
+        answer = fcntl.fcntl(handle, command, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+    except BlockingIOError:
+        return False
+    kind, *_ = _LOCK.unpack(answer)
+    return command != fcntl.F_OFD_GETLK or kind == fcntl.F_UNLCK
