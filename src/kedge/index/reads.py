@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kedge.errors import NotFound
 from kedge.model import Checkpoint, CheckpointLevel, Job
@@ -21,7 +21,6 @@ from .rows import (
     EVENT,
     JOB,
     LAST_SEQ,
-    SEQ_BITS,
     Row,
     checkpoint_of,
     chunk_of,
@@ -43,6 +42,19 @@ _SAVED = (
     'LEFT JOIN main.idempotency i ON i."row" = c."row"'
 )
 _TOTALS = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "plain_bytes", "chunk_bytes", "inline_bytes")
+
+
+class FirstRow(NamedTuple):
+    """An expression for the number of a job << 32: the row that its first one follows."""
+
+    sql: str
+    parameters: tuple[object, ...]
+
+
+def _within(base: FirstRow, first: int, last: int) -> tuple[str, tuple[object, ...]]:
+    """A condition for these sequence numbers; the rows beyond are those of other jobs, of other namespaces too."""
+    bounds = (*base.parameters, first, *base.parameters, min(last, LAST_SEQ))
+    return f'"row" BETWEEN {base.sql} + ? AND {base.sql} + ?', bounds
 
 
 class SqlReads:
@@ -99,13 +111,14 @@ class SqlReads:
 
     def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
         with self._reading() as db:
-            if (span := self._span(db, job)) is None:
+            if (base := self._first_row(db, job)) is None:
                 return None
+            is_within, bounds = _within(base, 1, LAST_SEQ)
             rows = self._fetch(
                 db,
-                f'SELECT {CHECKPOINT}, manifest FROM main.checkpoint c WHERE "row" BETWEEN ? AND ? '
+                f"SELECT {CHECKPOINT}, manifest FROM main.checkpoint c WHERE {is_within} "
                 f"AND status <> 'corrupted' {'AND level = ? ' if level else ''}ORDER BY \"row\" DESC LIMIT 1",
-                *span, *((str(level),) if level else ()),
+                *bounds, *((str(level),) if level else ()),
             )  # fmt: skip
         for *columns, manifest in rows:
             return checkpoint_of(job, columns), manifest
@@ -127,14 +140,15 @@ class SqlReads:
 
     def find_next(self, job: str, after: int, limit: int) -> Keyed:
         with self._reading() as db:
-            if (span := self._span(db, job)) is None:
+            if (base := self._first_row(db, job)) is None:
                 return {}
+            is_within, bounds = _within(base, after + 1, after + limit)
             rows = self._fetch(
                 db,
                 f"SELECT {CHECKPOINT}, manifest, key FROM main.checkpoint c "
-                'JOIN main.idempotency USING ("row") WHERE "row" BETWEEN ? AND ? ORDER BY "row"',
-                span[0] + after + 1, min(span[0] + after + limit, span[1]),
-            )  # fmt: skip
+                f'JOIN main.idempotency USING ("row") WHERE {is_within} ORDER BY "row"',
+                *bounds,
+            )
         return _keyed(job, rows)
 
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
@@ -163,11 +177,10 @@ class SqlReads:
         tags, limit = wanted.tags, wanted.limit
         order = "ASC" if wanted.is_forward else "DESC"
         with self._reading() as db:
-            if (span := self._span(db, job)) is None:
+            if (base := self._first_row(db, job)) is None:
                 return []
-            # Kept inside the job: the rows beyond are those of other jobs, of other namespaces too.
-            first = span[0] + max(wanted.after or 0, 0) + 1
-            last = span[1] if wanted.before is None else min(span[0] + wanted.before - 1, span[1])
+            last = LAST_SEQ if wanted.before is None else wanted.before - 1
+            is_within, bounds = _within(base, max(wanted.after or 0, 0) + 1, last)
             if wanted.level is not None:
                 conditions.append("level = ?")
                 parameters.append(str(wanted.level))
@@ -177,15 +190,15 @@ class SqlReads:
             for name, values in tags.items():
                 is_wanted, some = ("value = ?", values) if len(values) == 1 else self._among("value", values)
                 conditions.append(
-                    f'"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND {is_wanted} '
-                    f'AND "row" BETWEEN ? AND ? {page})'
+                    f'"row" IN (SELECT "row" FROM main.tag WHERE job_no = {base.sql} >> 32 AND name = ? '
+                    f"AND {is_wanted} AND {is_within} {page})"
                 )
-                parameters += [span[0] >> SEQ_BITS, name, *some, first, last, *([limit] if page else [])]
-            where = " AND ".join(['"row" BETWEEN ? AND ?', *conditions])
+                parameters += [*base.parameters, name, *some, *bounds, *([limit] if page else [])]
+            where = " AND ".join([is_within, *conditions])
             rows = self._fetch(
                 db,
                 f'SELECT {columns} FROM main.checkpoint c WHERE {where} ORDER BY "row" {order} LIMIT ?',
-                first, last, *parameters, NO_LIMIT if limit is None else limit,
+                *bounds, *parameters, NO_LIMIT if limit is None else limit,
             )  # fmt: skip
         return rows if order == "ASC" else rows[::-1]
 
@@ -204,15 +217,9 @@ class SqlReads:
 
     # Jobs
 
-    def _span(self, db: Any, job: str) -> tuple[int, int] | None:
-        """First and last possible row of a job."""
-        number = self._number_of(db, job)
-        return None if number is None else (number << SEQ_BITS, number << SEQ_BITS | LAST_SEQ)
-
-    def _number_of(self, db: Any, job: str) -> int | None:
-        for (number,) in self._fetch(db, "SELECT no FROM main.job WHERE ns_no = ? AND name = ?", self._ns, job):
-            return int(number)
-        return None
+    def _first_row(self, db: Any, job: str) -> FirstRow | None:
+        """None if it is known that there is no such job."""
+        return FirstRow("(SELECT CAST(no AS bigint) << 32 FROM main.job WHERE ns_no = ? AND name = ?)", (self._ns, job))
 
     def job(self, name: str) -> Job | None:
         row = self._one(f"SELECT {JOB} FROM main.job WHERE ns_no = ? AND name = ?", self._ns, name)

@@ -677,3 +677,33 @@ def test_gc_on_one_machine_beside_savers_on_others(url: str) -> None:
         assert stores[2].restore(f"job-{n}")["a"] in shared  # type: ignore[index]
     for each in stores:
         each.close()
+
+
+# round trips
+
+
+def test_the_checkpoints_of_a_job_are_one_statement(index: PostgresIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kedge.index.postgres.server import Server
+
+    first, second = (save(index, record(tags={"kind": kind}))[0] for kind in ("a", "b"))
+    statements: list[str] = []
+    all_rows = Server.all
+
+    def counted(self: Server, text: str, *parameters: object) -> list[tuple[Any, ...]]:
+        statements.append(text)
+        return all_rows(self, text, *parameters)
+
+    monkeypatch.setattr(Server, "all", counted)
+    for read, wanted in (
+        (lambda: [index.latest("job")[0]], [second]),  # type: ignore[index]
+        (lambda: index.list("job"), [first, second]),
+        (lambda: index.list("job", Selection(limit=1, before=2)), [first]),
+        (lambda: index.list("job", Selection(tags={"kind": ("b",)})), [second]),
+        (lambda: index.list("job", Selection(tags={"kind": ("b",)}, limit=1)), [second]),
+        (lambda: [checkpoint for checkpoint, _ in index.find_next("job", 0, 9).values()], []),
+        (lambda: index.latest("none") or [], []),
+        (lambda: index.list("none"), []),
+    ):
+        statements.clear()
+        assert read() == wanted
+        assert len(statements) == 1

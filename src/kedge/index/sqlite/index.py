@@ -15,8 +15,8 @@ from typing import TypeVar
 from kedge.errors import Corrupted, NoSpace, Validation
 from kedge.index.changes import SqlChanges
 from kedge.index.group_commit import Save, one_by_one
-from kedge.index.reads import Conditions, SqlReads
-from kedge.index.rows import Row
+from kedge.index.reads import Conditions, FirstRow, SqlReads
+from kedge.index.rows import SEQ_BITS, Row
 from kedge.index.writes import SqlWrites
 from kedge.model import EventChain
 from kedge.ports import (
@@ -70,14 +70,15 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
             parameters += [path, path, value]
         return conditions, parameters
 
-    def _number_of(self, db: sqlite3.Connection, job: str) -> int | None:
+    def _first_row(self, db: sqlite3.Connection, job: str) -> FirstRow | None:
         """Asked for once: the number of a job is its own for ever."""
         number = self._numbers.get(job)
-        if number is None and (number := super()._number_of(db, job)) is not None:
-            if len(self._numbers) >= MAX_JOBS:
-                self._numbers.clear()
-            self._numbers[job] = number
-        return number
+        if number is None:
+            for (number,) in self._fetch(db, "SELECT no FROM main.job WHERE ns_no = ? AND name = ?", self._ns, job):
+                if len(self._numbers) >= MAX_JOBS:
+                    self._numbers.clear()
+                self._numbers[job] = number
+        return None if number is None else FirstRow("?", (number << SEQ_BITS,))
 
     def _newest_event(self, db: sqlite3.Connection) -> int:
         return newest_event(db)[0]
