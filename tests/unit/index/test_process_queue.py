@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import LeaseHeld, StorageError
+from kedge.errors import LeaseHeld, StorageError, Validation
 from kedge.index.group_commit import Save
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.process_queue import SUFFIX, Asked, ProcessQueue
 from kedge.index.sqlite.writes import Writes
 from kedge.model import Checkpoint
-from kedge.ports import IdTaken, NewCheckpoint
+from kedge.ports import IdTaken, KeysChanged, NewCheckpoint
 from kedge.testing.index_suite import record, save
 from tests.torture import mutants
 from tests.waiting import wait_for
@@ -40,8 +40,8 @@ def pair(path: str) -> Iterator[tuple[SqliteIndex, SqliteIndex]]:
             save(one, record("one"))
             save(two, record("two"))
         yield one, two
-        for index in (one, two):
-            assert index.integrity_problems() == []
+    with closing(SqliteIndex(path)) as index:
+        assert index.integrity_problems() == []
 
 
 @pytest.fixture
@@ -270,17 +270,28 @@ def test_a_damaged_queue_is_no_obstacle(
     assert [checkpoint.seq for checkpoint in future.result()] == [4]
 
 
-def test_the_queue_is_gone_when_the_last_has_closed_and_holds_nothing_after_a_scrub(path: str) -> None:
-    with closing(SqliteIndex(path)) as one:
-        with closing(SqliteIndex(path)) as two:
-            for _ in range(3):
-                save(one, record("one"))
-                save(two, record("two"))
-        assert Path(path + SUFFIX).exists()
-        one.scrub()
-        assert Path(path + SUFFIX).stat().st_size == 0
-        save(one)
+def test_the_queue_is_gone_when_the_last_has_closed(path: str, pair: tuple[SqliteIndex, SqliteIndex]) -> None:
+    one, two = pair
+    assert Path(path + SUFFIX).exists()
+    one.close()
+    assert Path(path + SUFFIX).exists()
+    two.close()
     assert not Path(path + SUFFIX).exists()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"key_id": "key"}, {"step": "\ud800"}, {"size_bytes": 1 << 70}, {"manifest": bytes(9000)}]
+)
+def test_what_is_not_for_others_waits_for_a_turn(
+    pair: tuple[SqliteIndex, SqliteIndex], turn: ProcessQueue, fields: dict[str, Any]
+) -> None:
+    """Sealed saves too: nothing under an old key is left in a file."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(pair[0].commit, [record("one", **fields)], actor="test")
+        (asked,) = wait_for(lambda: turn.asked() or None, "nobody waits")
+        assert asked.save is None
+        turn.end_turn([asked])
+        assert future.exception() is None or isinstance(future.exception(), KeysChanged | Validation)
 
 
 def test_a_store_that_only_one_process_writes_has_no_queue(path: str) -> None:

@@ -414,8 +414,6 @@ class SqliteFile:
         self._check_writable()
         with self._writing, translated(self._name):
             self._say_open()
-            if self._queue is not None:
-                self._queue.erase()
             run_alone(self._connection, "VACUUM", self._busy_timeout_s)
             self._move_log_on()
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from kedge.blobs.group_files import OWN_FILE, share
-from kedge.errors import StorageError
+from kedge.errors import StorageError, storage_error
 from kedge.index.group_commit import Save, Waiting
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
 from kedge.ports import NewCheckpoint
@@ -53,7 +53,6 @@ _LONE_TURNS = 16  # then nobody else is taken to write any more
 _FIELDS = (
     "id", "job", "step", "level", "created_us", "size_bytes", "stored_bytes", "digest", "codec", "schema_version",
     "manifest", "parent", "is_pinned", "metadata_json", "lease_token", "idempotency_key", "request_digest", "status",
-    "key_id",
 )  # fmt: skip
 _values = attrgetter(*_FIELDS)
 
@@ -112,6 +111,8 @@ class ProcessQueue:
             unserved = self.answer(asked, [next(numbers) if each.save is not None else 0 for each in asked])
             self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
             writes.others_write = self._lone_turns < _LONE_TURNS
+        except OSError as error:
+            raise storage_error("use", self._path, error) from error
         finally:
             self.end_turn(unserved)
 
@@ -174,11 +175,6 @@ class ProcessQueue:
             self._is_ours = False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def erase(self) -> None:
-        """In our turn: forget the saves that went through here."""
-        if self._fd is not None:
-            os.ftruncate(self._fd, 0)
-
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
@@ -192,10 +188,10 @@ class ProcessQueue:
 
     def _open(self) -> None:
         """Where that fails, because the disk is full or a file system has no such locks, all do as if alone."""
+        self._me = int.from_bytes(os.urandom(8))
         with suppress(OSError):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN_FILE)
             share(self._path)
-            self._me = int.from_bytes(os.urandom(8))
 
     def _has_turn(self, token: int, *, is_patient: bool) -> bool:
         """Whether the turn is ours now. Who is patient leaves it to who comes before, if that comes soon."""
@@ -227,7 +223,9 @@ class ProcessQueue:
                 self._place = place
 
     def _is_taken(self, place: int) -> bool:
-        return sys.platform == "linux" and not _lock_byte(self._fd or -1, fcntl.F_OFD_GETLK, place)
+        if sys.platform != "linux" or self._fd is None:
+            return False
+        return not _lock_byte(self._fd, fcntl.F_OFD_GETLK, place)
 
     def _ask(self, save: Save | None) -> int:
         """A token: of our save, or of our wish for a turn; 0 where there is no place for it."""
@@ -261,7 +259,10 @@ class ProcessQueue:
         data = found[_HEAD.size : _HEAD.size + size]
         if written != token or readers != self._readers or zlib.crc32(data) != crc:
             return None  # nothing that we can do for it
-        return _unpacked(data)
+        try:
+            return _unpacked(data)
+        except (ValueError, TypeError):
+            return None
 
     def _read(self, offset: int, size: int) -> bytes:
         """With zeros where nothing was written yet."""
@@ -289,15 +290,18 @@ def _number_of(waiting: Waiting[list[Checkpoint]]) -> int:
 
 
 def _packed(save: Save) -> bytes:
-    """Empty if it does not fit, or is one of those that need a look at the database."""
+    """Empty if it does not fit, or needs a look at the database; or is encrypted: old keys leave nothing here (I10)."""
     if len(save.records) != 1:
         return b""
     (new,) = save.records
-    if new.tags or new.has_chunks or new.new_chunks or new.reused_chunks or new.seq or new.takes_key_from:
+    if new.tags or new.has_chunks or new.new_chunks or new.reused_chunks or new.seq or new.takes_key_from or new.key_id:
         return b""
     if len(new.manifest) > _PLACE_BYTES:
         return b""
-    data = ormsgpack.packb((save.actor, _values(new)))
+    try:
+        data = ormsgpack.packb((save.actor, _values(new)))
+    except TypeError:  # text that is not Unicode, a number that is too large: the index refuses it
+        return b""
     return data if len(data) <= _PLACE_BYTES - _HEAD.size else b""
 
 
