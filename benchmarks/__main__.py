@@ -39,6 +39,7 @@ STORE: Rows = {
     "async-stall": arrays.async_stall,
     "tree": trees.run,
     "history": history.run,
+    "rate": history.rate,
     "memory": memory.run,
     "startup": startup.run,
 }

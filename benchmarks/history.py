@@ -10,7 +10,7 @@ from functools import partial
 import kedge
 from kedge.ports import NewCheckpoint
 
-from .harness import Bench, Row, log, milliseconds, timed
+from .harness import Bench, Row, log, milliseconds, per_second, timed
 
 SMALL = 1_000
 LARGE = 1_000_000
@@ -40,27 +40,51 @@ def run(bench: Bench) -> list[Row]:
     return rows
 
 
+def rate(bench: Bench) -> list[Row]:
+    """Saves in a row: behind a million of the same job, against the first ones of a job in a new store."""
+    count = LARGE // 10 if bench.quick else LARGE
+    large = _filled(bench, "rate", count, other_jobs=0)
+    samples: tuple[list[float], list[float]] = ([], [])
+    for n in range(bench.rounds):
+        with kedge.open(bench.fresh(f"rate-{n}") / "store") as small:
+            for store, costs in zip((large, small), samples, strict=True):
+                costs.append(timed(partial(_save_many, store)) / SMALL)
+    large.close()
+    work = f"{SMALL:,} saves behind {count:,} of the same job"
+    return [Row(work, samples[0], "the first", samples[1], 0.9, show=per_second)]
+
+
+def _save_many(store: kedge.CheckpointManager) -> None:
+    for _ in range(SMALL):
+        store.save("job", "step", _state())
+
+
 def _state() -> dict[str, bytes]:
     return {"payload": os.urandom(1024)}
 
 
-def _filled(bench: Bench, name: str, count: int) -> kedge.CheckpointManager:
-    """A store where one job has half of all checkpoints and many jobs share the rest; written in large transactions."""
-    store = kedge.open(bench.fresh(name) / "store")
+def _filled(bench: Bench, name: str, count: int, other_jobs: int = OTHER_JOBS) -> kedge.CheckpointManager:
+    """A store where one job has half of all checkpoints and others share the rest, or one job has them all.
+
+    Written in large transactions, and opened again when all of it is in packs.
+    """
+    place = bench.fresh(name) / "store"
+    store = kedge.open(place)
     index = store.store.index
     first = store.save("job", "step", _state())
     template = replace(NewCheckpoint.of(*index.read(first)), job="job")
-    others = min(OTHER_JOBS, count // 100)
+    others = min(other_jobs, count // 100)
     for start in range(1, count, BATCH):
         records = [
             replace(
                 template,
                 id=f"step_{1_700_000_000 + n}_{n:08x}",
-                job="job" if n % 2 else f"other-{n // 2 % others:04}",
+                job="job" if n % 2 or not others else f"other-{n // 2 % others:04}",
                 created_us=template.created_us + n,
             )
             for n in range(start, min(start + BATCH, count))
         ]
         index.commit(records, actor="benchmark")
+    store.close()
     log(f"  {count:,} checkpoints")
-    return store
+    return kedge.open(place)
