@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import LeaseHeld, StorageError, Validation
+from kedge.errors import LeaseHeld, OutcomeUnknown, StorageError, Validation
 from kedge.index.group_commit import Save
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.process_queue import SUFFIX, Asked, ProcessQueue
@@ -179,6 +179,17 @@ def test_who_waits_for_too_long_says_so_and_has_saved_nothing(
             save(hasty, record("three"))
         assert [checkpoint.seq for checkpoint in hasty.list("three")] == [1, 2]
     assert turn.asked() == []
+
+
+def test_who_gives_up_cannot_tell_whether_its_save_is_committed_yet(path: str, turn: ProcessQueue) -> None:
+    turn.end_turn()
+    hasty = ProcessQueue(path, 1, 1)
+    assert hasty.wait(None, WAIT_S) == 0  # its turn, in which it takes a place
+    hasty.end_turn()
+    assert turn.wait(None, WAIT_S) == 0
+    with pytest.raises(OutcomeUnknown, match="another process"):
+        hasty.wait(Save((record("one"),), "test"), 0)
+    hasty.close()
 
 
 def hasty_writes(hasty: SqliteIndex, path: str) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from kedge.blobs.group_files import OWN_FILE, share
-from kedge.errors import StorageError, storage_error
+from kedge.errors import OutcomeUnknown, StorageError, storage_error
 from kedge.index.group_commit import Save, Waiting
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
 from kedge.ports import NewCheckpoint
@@ -111,6 +111,8 @@ class ProcessQueue:
             unserved = self.answer(asked, [next(numbers) if each.save is not None else 0 for each in asked])
             self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
             writes.others_write = self._lone_turns < _LONE_TURNS
+        except StorageError:
+            raise
         except OSError as error:
             raise storage_error("use", self._path, error) from error
         finally:
@@ -131,10 +133,7 @@ class ProcessQueue:
                     self._took_s = waited_s
                     return number
                 if waited_s >= wait_s:
-                    raise StorageError(
-                        f"{self._path}: another process has had its turn for {wait_s:.0f} s",
-                        hint="another process has been writing for very long; try again, or stop it",
-                    )
+                    raise self._waited_too_long(token, save, wait_s)
                 time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * random.uniform(0.8, 1.2))  # nosec B311
                 pause_s = self._took_s / 4
         except BaseException:
@@ -146,6 +145,12 @@ class ProcessQueue:
         self._withdraw(token)
         self._has_asked = token != 0
         return 0
+
+    def _waited_too_long(self, token: int, save: Save | None, wait_s: float) -> StorageError:
+        what = f"{self._path}: another process has had its turn for {wait_s:.0f} s"
+        if token and save is not None:
+            return OutcomeUnknown(what, hint="it may still commit this save: look whether it was done, then save again")
+        return StorageError(what, hint="another process has been writing for very long; try again, or stop it")
 
     def asked(self) -> list[Asked]:
         """In our turn: what others wait for. Nobody commits what a process that has ended had asked for."""
