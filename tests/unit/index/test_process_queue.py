@@ -305,6 +305,14 @@ def test_what_is_not_for_others_waits_for_a_turn(
         assert future.exception() is None or isinstance(future.exception(), KeysChanged | Validation)
 
 
+def test_several_in_one_save_wait_for_a_turn(pair: tuple[SqliteIndex, SqliteIndex], turn: ProcessQueue) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(pair[0].commit, [record("one"), record("one")], actor="test")
+        (asked,) = wait_for(lambda: turn.asked() or None, "nobody waits")
+        turn.end_turn([asked])
+        assert [checkpoint.seq for checkpoint in future.result()] == [4, 5]
+
+
 def test_a_store_that_only_one_process_writes_has_no_queue(path: str) -> None:
     with closing(SqliteIndex(path)) as index:
         threads = [threading.Thread(target=save, args=(index, record(f"job-{n}"))) for n in range(8)]

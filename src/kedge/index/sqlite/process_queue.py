@@ -79,7 +79,7 @@ class ProcessQueue:
         self._took_s = 0.0  # until our last save was committed by another process
         self._is_ours = False  # the turn
         self._was_last = False  # in our turn: nobody had one since our last
-        self._has_asked = False  # in our turn: somebody may have committed our save and not have answered
+        self._is_offered = False  # our save: somebody may commit it, and not answer
 
     def run(self, batch: Sequence[Waiting[Any]], writes: Writes, confirm: Callable[[], None], wait_s: float) -> None:
         """Run the operations of our process, durably: in our turn, or in that of another process.
@@ -95,7 +95,7 @@ class ProcessQueue:
                 batch[0].result = [new.saved(number, new.digest.hex()) for new in save.records]
                 confirm()
                 return
-            if self._has_asked and save is not None and (landed := writes.landed(*save.records)) is not None:
+            if self._is_offered and save is not None and (landed := writes.landed(save.records[0])) is not None:
                 batch[0].result = [landed]
                 confirm()
                 return
@@ -122,6 +122,7 @@ class ProcessQueue:
         """Until it is our turn: 0. Or until another process has committed `save`: the number that it got."""
         if self._fd is None:
             self._open()
+        self._is_offered = False
         began = time.monotonic()
         waited_s, pause_s, token = 0.0, self._took_s / 2, 0
         try:
@@ -133,7 +134,7 @@ class ProcessQueue:
                     self._took_s = waited_s
                     return number
                 if waited_s >= wait_s:
-                    raise self._waited_too_long(token, save, wait_s)
+                    raise self._waited_too_long(wait_s)
                 time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * random.uniform(0.8, 1.2))  # nosec B311
                 pause_s = self._took_s / 4
         except BaseException:
@@ -143,12 +144,11 @@ class ProcessQueue:
             self.end_turn()
             return number
         self._withdraw(token)
-        self._has_asked = token != 0
         return 0
 
-    def _waited_too_long(self, token: int, save: Save | None, wait_s: float) -> StorageError:
+    def _waited_too_long(self, wait_s: float) -> StorageError:
         what = f"{self._path}: another process has had its turn for {wait_s:.0f} s"
-        if token and save is not None:
+        if self._is_offered:
             return OutcomeUnknown(what, hint="it may still commit this save: look whether it was done, then save again")
         return StorageError(what, hint="another process has been writing for very long; try again, or stop it")
 
@@ -240,6 +240,7 @@ class ProcessQueue:
         token = int.from_bytes(os.urandom(8)) or 1
         head = _HEAD.pack(token, self._readers, len(data), zlib.crc32(data))
         try:
+            self._is_offered = bool(data)
             if data:
                 self._write(head + data, _ASKED_AT + self._place * _PLACE_BYTES)
             self._write(token.to_bytes(8, "little"), _entry_at(self._place))
