@@ -15,7 +15,7 @@ import pytest
 from tests.waiting import wait_for
 
 PROGRAM = """
-    import os, signal, sys, threading, time
+    import os, sys, threading, time
     import kedge
 
     def note(word):
@@ -25,7 +25,7 @@ PROGRAM = """
     def watch():
         # tells by files what the main thread has come to
         while True:
-            if any(getattr(thread, "function", None) is signal.pthread_kill for thread in threading.enumerate()):
+            if any(thread.name == "kedge-grace" for thread in threading.enumerate()):
                 open("is stopping", "a").close()  # the period of grace has begun
             frame, names = sys._current_frames()[threading.main_thread().ident], []
             while frame is not None:

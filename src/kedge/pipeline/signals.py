@@ -124,6 +124,7 @@ class Signals:
             raise Paused(self.stopping if is_ours else f"{name}, for the second time")
         self.stopping = name
         self._timer = threading.Timer(self.grace_s, self._send, (number,))
+        self._timer.name = "kedge-grace"
         self._timer.daemon = True
         self._timer.start()
 
