@@ -18,6 +18,7 @@ from kedge.containers.archive.tar import (
     FIFO,
     FILE,
     HARD_LINK,
+    LIMITS,
     SYMLINK,
     Limits,
     Member,
@@ -69,7 +70,7 @@ def _written(members: list[tuple[Member, bytes]]) -> bytes:
     return out.getvalue()
 
 
-def _read(data: bytes, limits: Limits | None = None) -> list[tuple[Member, bytes]]:
+def _read(data: bytes, limits: Limits = LIMITS) -> list[tuple[Member, bytes]]:
     reader = TarReader(io.BytesIO(data), name="x.tar", limits=limits)
     return [(member, b"".join(reader.pieces())) for member in reader]
 
