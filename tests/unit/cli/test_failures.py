@@ -81,7 +81,7 @@ def test_every_error_has_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch
     assert {kind.exit_code for kind in every} == {1, 3, 4, 5, 6, 7, 8, 9, 10}
     for kind in every:
         error = kind("it failed\x1b[2J", hint="do this")
-        monkeypatch.setattr(CheckpointManager, "list", lambda *_, failure=error, **__: (_ for _ in ()).throw(failure))
+        monkeypatch.setattr(CheckpointManager, "walk", lambda *_, failure=error, **__: (_ for _ in ()).throw(failure))
         result = run("list", "train", code=kind.exit_code)
         assert result.stderr == "error: it failed\\x1b[2J\n hint: do this\n"
         failure = json.loads(run("list", "train", "--json", code=kind.exit_code).stderr)
@@ -90,7 +90,7 @@ def test_every_error_has_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch
 
 def test_the_unexpected_is_short_unless_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, "one", 1)
-    monkeypatch.setattr(CheckpointManager, "list", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(CheckpointManager, "walk", lambda *_, **__: 1 / 0)
     shown = run("list", "train", code=1).stderr
     assert "ZeroDivisionError" in shown
     assert "KEDGE_DEBUG=1" in shown
@@ -104,7 +104,7 @@ def test_ctrl_c_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     save(run, "one", 1)
-    monkeypatch.setattr(CheckpointManager, "list", interrupt)
+    monkeypatch.setattr(CheckpointManager, "walk", interrupt)
     assert run("list", "train", code=130).stderr.strip() == "interrupted"
 
 
