@@ -102,7 +102,7 @@ def test_the_same_command_goes_on(tmp_path: Path, point: str, count: int, monkey
     assert ("old data key is still in use" in checked.stdout) == ((point, count) != ("keyring", 2))
     again = CliRunner().invoke(cli, words)
     assert again.exit_code == 0, again.output
-    assert "going on" in again.stderr
+    assert "continuing" in again.stderr
     with kedge.open(place, key=f"file:{new}") as store:
         assert not (store.encryption or {})["old_data_keys"]
         assert {i: store.load(i) for i in states} == states

@@ -46,6 +46,7 @@ _HEAD = struct.Struct("<Q16sII")  # in front of what is asked: its token, by who
 _ASKED_AT = 4096  # behind turn and entries
 _LEAST_S, _MOST_S = 0.0002, 0.005  # until somebody who waits looks again
 _BACK_NS = 500_000  # who had the last turn gets the next one if it is back by then: it knows what the index holds
+_TURNS_NS = 5_000_000  # that who had the last turn may have in a row while others want one of their own
 _NEXT_NS = 2_000_000  # who is to have the next turn has to take it by then
 _PATIENCE_S = 0.05  # then whoever waits takes the turn when it can
 _LONE_TURNS = 16  # then nobody else is taken to write any more
@@ -76,8 +77,9 @@ class ProcessQueue:
         self._place: int | None = None
         self._me = 0
         self._lone_turns = 0  # in a row, ours, in which nobody waited
-        self._took_s = 0.0  # until our last save was committed by another process
+        self._took_s = 0.0  # until our last turn came, or our last save was committed by another process
         self._is_ours = False  # the turn
+        self._unserved: dict[int, int] = {}  # who waits for a turn of its own, by token, and since when
         self._was_last = False  # in our turn: nobody had one since our last
         self._is_offered = False  # our save: somebody may commit it, and not answer
 
@@ -140,6 +142,7 @@ class ProcessQueue:
         except BaseException:
             self._withdraw(token)
             raise
+        self._took_s = waited_s
         if token and (number := self._answer(token)):
             self.end_turn()
             return number
@@ -170,13 +173,16 @@ class ProcessQueue:
         return [each for each, number in zip(asked, numbers, strict=True) if not number]
 
     def end_turn(self, unserved: Sequence[Asked] = ()) -> None:
-        """If it is ours. One of these is to have the next one."""
+        """If it is ours. One of these is to have the next one, if it has waited for some of ours."""
         if self._fd is None:
             return
         if self._is_ours:
-            token = random.choice(unserved).token if unserved else 0  # nosec B311
+            now_ns = time.monotonic_ns()
+            self._unserved = {each.token: self._unserved.get(each.token, now_ns) for each in unserved}
+            due = [each.token for each in unserved if each.save or now_ns - self._unserved[each.token] > _TURNS_NS]
+            token = random.choice(due) if due else 0  # nosec B311
             with suppress(OSError):
-                self._write(_TURN.pack(self._me, time.monotonic_ns(), token), 0)
+                self._write(_TURN.pack(self._me, now_ns, token), 0)
             self._is_ours = False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
