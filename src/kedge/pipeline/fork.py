@@ -19,7 +19,7 @@ from typing import Any
 from kedge.errors import Conflict, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
-from kedge.store.request import request_of
+from kedge.store.request import request_again
 
 from .entries import RECOVERY, queue_job, save_entry
 from .history import RunSummary, entry_of_run, find_run, program_of, steps_of
@@ -114,7 +114,7 @@ def fork(store: CheckpointManager, plan: ForkPlan) -> None:
         _mark(store, plan, lease)
         if newest is None:
             for record, step_key in _finished(store, plan):
-                request = request_of(
+                request = request_again(
                     record, job=plan.fork, parent=None, is_pinned=False, idempotency_key=step_key, lease=lease
                 )
                 store.store.branch(store.store.read(record.id), request, actor=store.actor)
