@@ -28,7 +28,7 @@ def fill(place: Path, *, pace_s: float = 0.0) -> dict[str, str]:
     with kedge.open(place) as store:
         if pace_s:
             fill_days(store, {"nightly-backup": 52_000_000, "sensor-archive": 21_000_000, "agent-threads": 9_000_000})
-        with _long_ago(days=2.2) if pace_s else nullcontext():
+        with _long_ago(days=4) if pace_s else nullcontext():
             known |= _training(store)
             known |= _reports(store)
         store.save(

@@ -47,7 +47,10 @@ def take() -> None:
                         for label in ("model", "layer1", "weight", "sample"):
                             page.click(f"summary:has-text('{label}')")
                         page.wait_for_selector("svg.histogram")
-                        page.locator("img.thumbnail").evaluate("image => image.decode()")
+                        for n in range(2):
+                            page.locator("img.thumbnail").nth(n).evaluate("image => image.decode()")
+                    if view == "history":
+                        page.wait_for_selector(".charts svg")
                     if view == "storage":
                         page.wait_for_selector("#garbage :not(:text('…'))")
                     tall = page.evaluate("document.querySelector('footer').getBoundingClientRect().bottom")
