@@ -22,10 +22,12 @@ from kedge.pipeline.history import (
     Explanation,
     RunSummary,
     bills_of,
+    children_of,
     explain,
     find_run,
     find_runs,
     logs_of,
+    run_of,
     steps_of,
 )
 from kedge.pipeline.inbox import CANCEL, SIGNAL, send
@@ -52,6 +54,7 @@ _TRACEBACK_END = 4000  # characters: where it was raised
 _ATTEMPTS = 20  # of a step
 _LINES = 50  # of the log
 _EXECUTIONS = 100
+_CHILDREN = 50  # runs that a run started
 _LONGEST_S = 1e10  # that a timeline shows
 
 
@@ -106,6 +109,7 @@ async def run(
             "has_older": len(logs) > _LINES,
             "level": level,
             "levels": LOG_LEVELS,
+            "children": _children(store, key),
             "link": lambda changes: linked(request, changes),
         }
 
@@ -131,6 +135,11 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
         "command": f"kedge runs resume {key}",
         "money": [("Models", str(bills_of(store, key).get("", "")))],
     }
+
+
+def _children(store: CheckpointManager, key: str) -> list[RunSummary]:
+    """The runs that a run started last."""
+    return [child for each in children_of(store, key)[-_CHILDREN:] if (child := run_of(store, each)) is not None]
 
 
 def linked(request: Request, changes: Mapping[str, object]) -> str:
