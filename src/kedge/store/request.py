@@ -83,7 +83,7 @@ def request_of(record: NewCheckpoint) -> Request:
 
 def request_again(checkpoint: Checkpoint, **changes: Any) -> Request:
     """What would save this checkpoint once more, with a new ID, but for what `changes` says."""
-    return replace(request_of(NewCheckpoint.of(checkpoint, b"")), checkpoint_id=None, **changes)
+    return replace(request_of(NewCheckpoint.of(checkpoint, b"")), **{"checkpoint_id": None, **changes})
 
 
 def parse_request(
