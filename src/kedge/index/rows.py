@@ -113,7 +113,8 @@ def columns_of(new: NewCheckpoint) -> Row:
     """The row of a save, behind its number: the columns of a CheckpointRow, `has_chunks` and the manifest."""
     return (
         new.id, new.step, str(new.level), new.parent, new.created_us, str(new.status), new.size_bytes,
-        new.stored_bytes, new.digest, new.codec, new.schema_version, json.dumps(dict(new.tags)) if new.tags else None,
+        new.stored_bytes, new.digest, new.codec, new.schema_version,
+        json.dumps(dict(new.tags), ensure_ascii=False) if new.tags else None,  # what is no Unicode is refused so
         new.is_pinned, None if new.metadata_json == "{}" else new.metadata_json, new.has_chunks,
         new.manifest,
     )  # fmt: skip

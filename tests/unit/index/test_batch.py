@@ -15,7 +15,7 @@ from kedge.index.sqlite import file, writes
 from kedge.index.sqlite.batch import MAX_ROWS
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.model import Checkpoint, CheckpointId
-from kedge.ports import IdTaken
+from kedge.ports import IdTaken, Selection
 from kedge.testing.index_suite import record, save
 
 
@@ -72,6 +72,13 @@ def test_a_save_of_a_known_job_is_one_statement(path: str, monkeypatch: pytest.M
             (saved,) = save(index, record(**fields))
             assert len(set(statements)) == 1  # told again for each statement of the trigger
             assert index.get(saved.id) == saved
+        tags = {"env": 'ü"\\ 😀\n', "empty": ""}
+        statements.clear()
+        (saved,) = save(index, record(tags=tags))
+        assert len(set(statements)) == 1
+        for name, value in tags.items():
+            assert index.list("job", Selection(tags={name: [value]})) == [saved]
+        assert index.integrity_problems() == []
         assert_counted(index)
 
 

@@ -38,6 +38,7 @@ CREATE TEMP TRIGGER IF NOT EXISTS save INSTEAD OF INSERT ON new_save WHEN new.ro
     SELECT RAISE(ABORT, 'another number') WHERE changes() = 0;
     INSERT INTO checkpoint VALUES ({", ".join(f"new.{name}" for name in _CHECKPOINT)});
     INSERT INTO idempotency SELECT new.row >> 32, new.key, new.row, new.request_digest WHERE new.key IS NOT NULL;
+    INSERT INTO tag SELECT new.row >> 32, key, value, new.row FROM json_each(new.tags);
 END"""
 PREPARATION = (_VIEW, _TRIGGER)  # of a connection; nobody else sees it
 

@@ -270,7 +270,8 @@ def _blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 def lay_tree(
     head: bytes, channels: Mapping[str, Channel], names: tuple[str, str], *, whole_bytes: int = 0
 ) -> PartedTree | Encoded:
-    """{names[0]: head, names[1]: {channel: value}} as a tree in parts; in one piece up to `whole_bytes` of values."""
+    """{names[0]: head, names[1]: {channel: value}} as a tree in parts; in one piece up to `whole_bytes` of values, or
+    where no value is long enough for a part."""
     plain = dict_head(2) + _name(names[0]) + head + _name(names[1]) + dict_head(len(channels))
     if whole_bytes and sum([channel.size_bytes for channel in channels.values()]) <= whole_bytes:
         return Encoded(plain + b"".join([_name(name) + channel.encoded() for name, channel in channels.items()]), [])
@@ -282,6 +283,8 @@ def lay_tree(
             parts += [plain, run]
             plain = b""
         plain += rest
+    if not parts:
+        return Encoded(plain, [])
     return PartedTree([*parts, plain] if plain else parts)
 
 
