@@ -101,6 +101,57 @@ def test_a_child_does_not_write_into_the_buffers_of_its_parent() -> None:
     assert done.returncode == 0, done.stderr
 
 
+READING = """
+import os, sys, threading
+import kedge
+
+store = kedge.open(sys.argv[1])
+saved = store.save("job", "step", 1)
+forks = []
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(store.get(saved).id != saved)
+    forks.append(os.waitpid(pid, 0)[1])
+
+def fork_often():
+    for _ in range(5):
+        fork()
+
+thread = threading.Thread(target=fork_often)
+thread.start()
+while thread.is_alive():
+    assert store.get(saved).id == saved
+thread.join()
+
+def trace(frame, event, _):  # what a signal handler could do, too
+    global left
+    left -= event == "line"
+    if left == 0:
+        sys.settrace(None)
+        fork()
+    return trace
+
+for at in range(1, 1000, 3):
+    left = at
+    sys.settrace(trace)
+    found = store.get(saved)
+    sys.settrace(None)
+    assert found.id == saved
+    if left > 0:
+        break
+store.close()
+sys.exit(at < 10 or len(forks) < 8 or any(forks))
+"""
+
+
+def test_fork_while_the_main_thread_reads(tmp_path: Path) -> None:
+    """By another thread, and by the main thread itself, at any line of a read."""
+    done = subprocess.run([sys.executable, "-c", READING, str(tmp_path / "store")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_fork_while_saving(tmp_path: Path) -> None:
     place = str(tmp_path / "store")

@@ -1,4 +1,7 @@
-"""Ports behind which the main thread is safe from signals: every call of it runs in another thread (`shelter`)."""
+"""Ports behind which the main thread is safe from signals: every call of it runs in another thread (`shelter`).
+
+But for those that a port names in its `in_place`: they hold no lock and change nothing, wherever they are interrupted.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +46,11 @@ class _Guarded:
 
 def _guard(port: Any, name: str) -> Callable[..., Any]:
     calling = wait_for if name == "wait_for_event" else run
+    is_in_place = name in getattr(port, "in_place", ())
 
     def call(*args: Any, **kwargs: Any) -> Any:
         function = getattr(port, name)
-        result = calling(function, *args, **kwargs) if is_exposed() else function(*args, **kwargs)
+        result = function(*args, **kwargs) if is_in_place or not is_exposed() else calling(function, *args, **kwargs)
         if type(result) is list:  # what a save answers; asking for its interface takes longer
             return result
         if name == "writer":

@@ -12,7 +12,7 @@ metadata open the rows of a job one after the other; where names are hidden, lis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -144,6 +144,14 @@ class EncryptedIndex(SealedRows):
     def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
         look = partial(self.inner.latest, self._hide("job", job), level)
         return self._confirmed(look, lambda found: None if found is None else self._opened(found))
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """As the index has it; what is opened here may take a lock."""
+        return frozenset({"generation"} & getattr(self.inner, "in_place", frozenset()))
+
+    def generation(self) -> Hashable | None:
+        return self.inner.generation()
 
     def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
         tokens = {self.vault.names.token("key", key): key for key in keys}

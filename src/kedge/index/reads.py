@@ -5,7 +5,7 @@ Statements are SQLite's; each names its tables as `main.table`. `postgres.dialec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -122,6 +122,9 @@ class SqlReads:
             )  # fmt: skip
         for *columns, manifest in rows:
             return checkpoint_of(job, columns), manifest
+        return None
+
+    def generation(self) -> Hashable | None:
         return None
 
     def find(self, job: str, keys: Sequence[str]) -> Keyed:

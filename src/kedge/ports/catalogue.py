@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from kedge.model import Checkpoint, CheckpointLevel, EventChain, Job, Lease
@@ -25,6 +25,13 @@ class Catalogue(Protocol):
     def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
         """The checkpoint with the highest sequence number that is not corrupted, and the way to its state (I4)."""
         ...
+
+    def generation(self) -> Hashable | None:
+        """A value that stays the same only while nothing changes here, whoever changes it.
+
+        None where it cannot be told for less than reading again takes.
+        """
+        return None
 
     def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
         """What was saved under these idempotency keys; unknown ones are left out. Any number."""

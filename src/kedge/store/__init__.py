@@ -7,8 +7,8 @@ keeps a store healthy (`kedge.care`) needs a local one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from kedge.errors import Validation
 from kedge.model import Checkpoint
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .received import Received
     from .request import Request
     from .rope import PartedTree
+
+T = TypeVar("T")
 
 Save: TypeAlias = "tuple[Request, Encoded, str]"  # with its actor
 
@@ -52,6 +54,10 @@ class Store(Catalogue, Protocol):
     def knows(self, checkpoint_id: str) -> bool:
         """Whether the checkpoint exists, damaged or not."""
         ...
+
+    def together(self, read: Callable[[], T]) -> T:
+        """`read()`, which calls this store several times, as quickly as one call."""
+        return read()
 
     # Loading
 

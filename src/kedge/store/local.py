@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+from kedge.blobs import shelter
 from kedge.blobs.shelter import Turns
 from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
@@ -31,6 +32,9 @@ from .saving import Saving
 
 if TYPE_CHECKING:
     from kedge.crypto import Vault
+
+
+T = TypeVar("T")
 
 
 class LocalStore(Saving):
@@ -58,6 +62,7 @@ class LocalStore(Saving):
         self.inline_bytes = inline_bytes
         self._recent = OrderedDict()
         self._known = KnownChunks(index, blobs)
+        self._reads_in_place = "latest" in getattr(index, "in_place", ())
         self._lock = threading.Lock()
         self.turns = Turns()
         self._workers = _new_workers()
@@ -104,6 +109,12 @@ class LocalStore(Saving):
 
     def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
         return self.index.latest(job, level)
+
+    def generation(self) -> Hashable | None:
+        return self.index.generation()
+
+    def together(self, read: Callable[[], T]) -> T:
+        return read() if self._reads_in_place else shelter.run(read)
 
     def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
         return self.index.find(job, keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,6 +56,24 @@ class IndexQuerySuite(IndexFixtures):
         assert at_level is not None
         assert at_level[0].id == stage.id
         assert index.latest("job", CheckpointLevel.PIPELINE) is None
+
+    def test_a_generation_ends_with_every_change(self, index: Index, tenant: Index) -> None:
+        (saved,) = save(index, record(tags={"a": "b"}))
+        changes: list[Callable[[], object]] = [
+            lambda: save(index),
+            lambda: save(tenant),
+            lambda: index.update(saved.id, Update(is_pinned=True), actor="t"),
+            lambda: index.update(saved.id, Update(tags={"a": None}), actor="t"),
+            lambda: index.update(saved.id, Update(status=CheckpointStatus.CORRUPTED), actor="t"),
+            lambda: index.delete([saved.id], even_pinned=True, actor="t"),
+        ]
+        for change in changes:
+            before = index.generation()
+            assert index.generation() == before
+            index.latest("job")
+            assert index.generation() == before
+            change()
+            assert before is None or index.generation() != before
 
     def test_list_is_oldest_first_and_pages_both_ways(self, index: Index) -> None:
         save(index, *(record() for _ in range(10)))

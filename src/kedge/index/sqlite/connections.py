@@ -11,32 +11,38 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from itertools import chain
+from typing import Protocol, Self
 
+from kedge.blobs import shelter
 from kedge.blobs.shelter import forking
 from kedge.errors import StorageError
+from kedge.index.rows import Row
 
-from .database import TRANSLATED, typed
+from .database import TRANSLATED, Connection, typed
 
 MAX_IDLE = 8
 FORK_WAIT_S = 10.0  # for what is under way; then the child does without the index
+_LOOK_EVERY_S = 0.001
 
 
 class Pool:
     """Connections that are lent, one user each."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, name: str, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[Connection] = []
         self._lent = 0
         self.is_paused = False
         self._is_closed = False
         self._changed = threading.Condition(threading.Lock())
+        self.in_place = InPlace(name, self)
 
-    def take(self) -> sqlite3.Connection:
+    def take(self) -> Connection:
         with self._changed:
             while self.is_paused:
                 self._changed.wait()
@@ -49,11 +55,11 @@ class Pool:
             self._returned(None)
             raise
 
-    def give(self, connection: sqlite3.Connection) -> None:
+    def give(self, connection: Connection) -> None:
         if surplus := self._returned(connection):
             surplus.close()
 
-    def _returned(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
+    def _returned(self, connection: Connection | None) -> Connection | None:
         """Count one less as lent; answers the connection if it isn't kept."""
         with self._changed:
             self._lent -= 1
@@ -66,10 +72,10 @@ class Pool:
 
     def pause(self, wait_s: float) -> bool:
         """Lend nothing any more, and close all once they are back; False if they are not within `wait_s`."""
+        self.is_paused = True
+        if not self._are_all_back(wait_s):
+            return False
         with self._changed:
-            self.is_paused = True
-            if not self._changed.wait_for(lambda: self._lent == 0, wait_s):
-                return False
             self._close_idle()
         return True
 
@@ -83,7 +89,16 @@ class Pool:
         with self._changed:
             self._is_closed = True
             self._close_idle()
-            return self._changed.wait_for(lambda: self._lent == 0, wait_s)
+        return self._are_all_back(wait_s)
+
+    def _are_all_back(self, wait_s: float) -> bool:
+        until = time.monotonic() + wait_s
+        while True:
+            self.in_place.give_back(until)
+            with self._changed:
+                left_s = until - time.monotonic()
+                if self._changed.wait_for(lambda: self._lent == 0, min(max(left_s, 0.0), 0.05)) or left_s <= 0:
+                    return self._lent == 0
 
     def _close_idle(self) -> None:
         while self._idle:
@@ -99,14 +114,14 @@ class Reading:
     __slots__ = ("_connection", "_lock", "_name", "_pool")
 
     def __init__(
-        self, name: str, pool: Pool | None, connection: sqlite3.Connection, lock: AbstractContextManager[object]
+        self, name: str, pool: Pool | None, connection: Connection, lock: AbstractContextManager[object]
     ) -> None:
         self._name = name
         self._pool = pool
         self._connection = connection
         self._lock = lock
 
-    def __enter__(self) -> sqlite3.Connection:
+    def __enter__(self) -> Connection:
         if self._pool is None:
             self._lock.__enter__()
             return self._connection
@@ -123,6 +138,62 @@ class Reading:
             self._pool.give(self._connection)
         if isinstance(error, TRANSLATED):
             raise typed(error, self._name) from error
+
+
+class InPlace:
+    """A connection that the main thread reads from without a lock and without another thread (`kedge.blobs.shelter`).
+
+    Python runs signal handlers between two steps of the main thread, and a statement with all its rows is one step
+    here. So the connection is idle whenever a handler runs: it may read, fork or raise, and nothing is left half-done.
+    Another thread that closes it, for a fork, first takes it away and then looks whether it is being used; who uses it
+    says so first and then looks whether it is there.
+    """
+
+    def __init__(self, name: str, pool: Pool) -> None:
+        self._name = name
+        self._pool = pool
+        self._connections: list[Connection] = []  # one; two if a handler has taken one at the same time
+        self._is_busy = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TRANSLATED):
+            raise typed(error, self._name) from error
+
+    def fetch(self, sql: str, parameters: Sequence[object] = ()) -> tuple[list[Row], int]:
+        """All rows, and the number of the connection."""
+        while True:
+            was_busy, connections = self._is_busy, self._connections
+            try:
+                self._is_busy = True
+                connections = self._connections
+                if connections:
+                    connection = connections[-1]
+                    return [*chain.from_iterable(map(connection.execute, (sql,), (parameters,)))], connection.number
+            except sqlite3.ProgrammingError:
+                if connections is self._connections:
+                    raise
+                continue  # a handler has forked, and closed it
+            finally:
+                self._is_busy = was_busy
+            shelter.run(self._take)
+
+    def _take(self) -> None:
+        connection = self._pool.take()
+        self._connections.append(connection)
+
+    def give_back(self, until: float) -> None:
+        """Give the connection back to the pool, unless the main thread uses it until then."""
+        connections, self._connections = self._connections, []
+        while connections and self._is_busy and not shelter.is_exposed():
+            if time.monotonic() >= until:
+                self._connections += connections
+                return
+            time.sleep(_LOOK_EVERY_S)
+        for connection in connections:
+            self._pool.give(connection)
 
 
 def leave_open(connection: sqlite3.Connection) -> None:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from kedge.blobs.group_files import OWN_FILE
-from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation
+from kedge.blobs.group_files import OWN_FILE, share
+from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation, storage_error
 from kedge.ports import is_older, unsupported
 from kedge.version import __version__
 
@@ -35,13 +37,34 @@ def migrations() -> list[tuple[int, str]]:
     return sorted((int(version), file.read_text()) for version, file in found)
 
 
-def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> sqlite3.Connection:
+class Connection(sqlite3.Connection):
+    """A connection with a number that no other one of this process has had."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.number = next(_numbers)
+
+    def renumber(self) -> None:
+        """After it has written: what SQLite says of changes is of those by others."""
+        self.number = next(_numbers)
+
+
+_numbers = count()
+
+
+def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> Connection:
     """A connection that syncs at every commit (I1). Transactions are begun and ended by hand."""
     if create and path is not None:
         _make_own(path)
     place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode=rw"
-    connection = sqlite3.connect(
-        place, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
+    connection: Connection = sqlite3.connect(
+        place,
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=busy_timeout_s,
+        cached_statements=256,
+        factory=Connection,
     )
     try:
         run_alone(connection, "PRAGMA journal_mode=WAL", busy_timeout_s)  # SQLite does not wait for who creates it too
@@ -56,6 +79,16 @@ def _make_own(path: str) -> None:
     """SQLite would let everybody read it. Its other files get the mode of this one."""
     with suppress(FileExistsError):  # not opened: closing it again would drop locks that SQLite holds here
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWN_FILE))
+
+
+def share_files(path: str | None) -> None:
+    """Where a group shares the store: SQLite gives its other files the mode of the database, but not the group."""
+    if path is not None:
+        try:
+            for suffix in ("", "-wal", "-shm"):
+                share(path + suffix)
+        except OSError as error:
+            raise storage_error("share", path, error) from error
 
 
 def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> bool:

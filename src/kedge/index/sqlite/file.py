@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from kedge.blobs.group_files import share
 from kedge.blobs.reserve import Reserve
+from kedge.blobs.shelter import is_exposed
 from kedge.ending import close_at_end
-from kedge.errors import Corrupted, NoSpace, StorageError, storage_error
+from kedge.errors import Corrupted, NoSpace, StorageError
 from kedge.index.group_commit import GroupCommit, Save, Waiting
 
 from .closed_mark import Closing, IndexState, has_event, newest_event
@@ -32,6 +32,7 @@ from .connections import (
     survive_forks,
 )
 from .database import (
+    Connection,
     connect,
     is_encrypted,
     is_unsigned,
@@ -39,6 +40,7 @@ from .database import (
     overwrite_deleted,
     refuse_full_small_blocks,
     run_alone,
+    share_files,
     sign,
     translated,
     typed,
@@ -107,9 +109,9 @@ class SqliteFile:
     def _start(self, create: bool, store_id: str | None) -> None:
         self._connection = db = connect(self._path, self._busy_timeout_s, create=create)
         try:
-            self._share()
+            share_files(self._path)
             migrate(db, self._name, store_id)
-            self._share()
+            share_files(self._path)
             if self._path is not None:
                 db.execute("PRAGMA busy_timeout=0")
                 self._move_log_on()
@@ -124,15 +126,6 @@ class SqliteFile:
         if self._path is not None and self._identity is not None:
             self._queue = ProcessQueue(self._path, self._identity[1], self._ns)
         self._writes = Writes(db, self._name, self._ns, self.namespace, self._busy_timeout_s)
-
-    def _share(self) -> None:
-        """Where a group shares the store: SQLite gives its other files the mode of the database, but not the group."""
-        if self._path is not None:
-            try:
-                for suffix in ("", "-wal", "-shm"):
-                    share(self._path + suffix)
-            except OSError as error:
-                raise storage_error("share", self._path, error) from error
 
     def _learn(self) -> None:
         """The ID of the store, the number of our namespace, whether rows are sealed."""
@@ -177,7 +170,7 @@ class SqliteFile:
         self._memory_lock = threading.RLock()
         self._writing = threading.Lock()  # held while a transaction of ours is open
         self._joining = threading.Lock()
-        self._pool = Pool(self._connect_again)
+        self._pool = Pool(self._name, self._connect_again)
         self._numbers: dict[str, int] = {}  # of jobs that were asked for
         self._group = GroupCommit(self._run_batch)
 
@@ -387,14 +380,21 @@ class SqliteFile:
                 hint="nothing was saved at that place; close this store and open the right one",
             )
 
-    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A connection for a `with` block. SQLite's errors leave it as ours."""
+    def _reading(self) -> AbstractContextManager[Any]:
+        """What `_fetch` asks in a `with` block. SQLite's errors leave it as ours."""
+        if self._path is not None and self._file is None and is_exposed():
+            self._check_open()
+            return self._pool.in_place
+        return self._lent()
+
+    def _lent(self) -> AbstractContextManager[Any]:
+        """A connection for a `with` block."""
         self._check_open()
         if self._file is not None:
             return self._file.reading()
         return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
 
-    def _connect_again(self) -> sqlite3.Connection:
+    def _connect_again(self) -> Connection:
         """Another connection to the file that was opened, which must still be the one at its path."""
         assert self._path is not None
         refuse_after_fork(self._path)
@@ -404,7 +404,7 @@ class SqliteFile:
         connection = connect(self._path, self._busy_timeout_s, create=False)
         if self.is_encrypted:
             overwrite_deleted(connection)
-        self._share()
+        share_files(self._path)
         return connection
 
     def scrub(self) -> None:

@@ -30,6 +30,7 @@ from kedge.ports import (
 from kedge.ports.selection import PATH_HINT
 
 from .closed_mark import has_event, newest_event
+from .connections import InPlace
 from .database import translated
 from .file import SqliteFile
 from .leases import check_holder
@@ -38,6 +39,7 @@ from .writes import MAX_JOBS
 
 T = TypeVar("T")
 
+_IN_PLACE = frozenset({"find", "generation", "get", "job", "latest", "list_stored", "read"})
 _LOOK_EVERY_S = 0.1  # for events of other processes
 
 
@@ -48,8 +50,23 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
 
     # How it is read
 
-    def _fetch(self, db: sqlite3.Connection, sql: str, *parameters: object) -> Sequence[Row]:
-        return db.execute(sql, parameters).fetchall()
+    @property
+    def in_place(self) -> frozenset[str]:
+        """Methods that signal handlers do not disturb: what the main thread calls of these needs no other thread."""
+        return _IN_PLACE if self._path is not None and self._file is None else frozenset()
+
+    def _fetch(self, db: sqlite3.Connection | InPlace, sql: str, *parameters: object) -> Sequence[Row]:
+        return db.fetch(sql, parameters)[0] if isinstance(db, InPlace) else db.execute(sql, parameters).fetchall()
+
+    def generation(self) -> tuple[int, int] | None:
+        if not self.in_place:
+            return None
+        sql = "PRAGMA data_version"  # changes when another connection, of whatever process, has committed
+        with self._reading() as db:
+            rows, number = db.fetch(sql) if isinstance(db, InPlace) else (db.execute(sql).fetchall(), db.number)
+        for (version,) in rows:
+            return number, version
+        return None
 
     def _among(self, column: str, values: Sequence[str] | Sequence[bytes]) -> tuple[str, Sequence[object]]:
         return f"{column} IN ({','.join('?' * len(values))})", values
@@ -70,7 +87,7 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
             parameters += [path, path, value]
         return conditions, parameters
 
-    def _first_row(self, db: sqlite3.Connection, job: str) -> FirstRow | None:
+    def _first_row(self, db: sqlite3.Connection | InPlace, job: str) -> FirstRow | None:
         """Asked for once: the number of a job is its own for ever."""
         number = self._numbers.get(job)
         if number is None:
@@ -80,8 +97,9 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
                 self._numbers[job] = number
         return None if number is None else FirstRow("?", (number << SEQ_BITS,))
 
-    def _newest_event(self, db: sqlite3.Connection) -> int:
-        return newest_event(db)[0]
+    def _newest_event(self, db: sqlite3.Connection | InPlace) -> int:
+        ((newest,),) = self._fetch(db, "SELECT coalesce(max(id), 0) FROM event")
+        return int(newest)
 
     # How it is written
 
@@ -110,7 +128,7 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
         return True
 
     def audit(self, until: int | None = None) -> EventChain:
-        with self._reading() as db:
+        with self._lent() as db:
             return audit(db, until)
 
     # Chunks and packs
@@ -135,11 +153,13 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
     def _sweep(self, references: References, lease_token: int | None) -> tuple[int, int]:
         check = partial(check_holder, self._ns, self.namespace, lease_token)
         for is_last in (False, False, True):
-            with self._reading() as connection:
+            with self._lent() as connection:
                 # On its own connection: a fork waits for it to come back, and would keep others from being lent.
                 manifests = partial(self._walk, partial(self._fetch, connection))
                 stop = (lambda: False) if is_last else (lambda: self._pool.is_paused)
-                if (swept := sweep(connection, self._ns, manifests, references, stop, check)) is not None:
+                swept = sweep(connection, self._ns, manifests, references, stop, check)
+                connection.renumber()
+                if swept is not None:
                     return swept
         raise AssertionError("the last sweep never stops")
 
@@ -155,7 +175,7 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
     def refuse_older(self) -> None:
         if self._state is None:
             return
-        with self._reading() as db:
+        with self._lent() as db:
             said = self._state.read()
             if not has_event(db, said.event, said.chain):
                 raise Corrupted(
@@ -166,7 +186,7 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
     def accept(self) -> None:
         if self._state is None:
             return
-        with self._reading() as db:
+        with self._lent() as db:
             newest = newest_event(db)
         with self._state.alone():
             self._state.accept(*newest)
@@ -179,5 +199,5 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
         return is_done
 
     def integrity_problems(self) -> Problems:
-        with self._reading() as db:
+        with self._lent() as db:
             return integrity_problems(db)
