@@ -52,6 +52,17 @@ def _interleaved(bench: Bench, rounds: int, ours: Callable[[int], Any], theirs: 
     return samples
 
 
+def _after_a_write(bench: Bench, rounds: int, savers: tuple[Any, Any]) -> tuple[list[float], list[float]]:
+    """Reading the newest checkpoint when another thread of the store has just been written: nothing is as it was."""
+    elsewhere: Any = {"configurable": {"thread_id": "elsewhere", "checkpoint_ns": ""}}
+    samples: tuple[list[float], list[float]] = ([], [])
+    for n in range(rounds):
+        for saver, costs in zip(savers, samples, strict=True):
+            _put(saver, elsewhere, {"n": n}, n + 1)
+            costs.append(timed(lambda saver=saver: saver.get_tuple(CONFIG)))  # type: ignore[misc]
+    return samples
+
+
 def calls(bench: Bench) -> list[Row]:
     """Single calls: states of 1 KB and of 1 MB, listings of ten of them, writes of a task."""
     rnd = random.Random(1)
@@ -71,6 +82,8 @@ def calls(bench: Bench) -> list[Row]:
         get = [lambda n, saver=saver: saver.get_tuple(CONFIG) for saver in savers]  # type: ignore[misc]
         ours, theirs = _interleaved(bench, rounds, *get)
         rows.append(Row(f"get latest {name}", ours, "SqliteSaver", theirs, 1.0, "share", milliseconds))
+        ours, theirs = _after_a_write(bench, rounds, savers)
+        rows.append(Row("the same, after a write elsewhere", ours, "SqliteSaver", theirs, 1.0, "share", milliseconds))
         ten = [lambda n, saver=saver: list(saver.list(CONFIG, limit=10)) for saver in savers]  # type: ignore[misc]
         ours, theirs = _interleaved(bench, 5 * bench.rounds, *ten)
         rows.append(Row(f"list 10 of {name}", ours, "SqliteSaver", theirs, 1.5, "share", milliseconds))

@@ -49,11 +49,11 @@ class Encoding(IntFlag, boundary=KEEP):
 
     @property
     def is_sealed(self) -> bool:
-        return self.value & 2 != 0
+        return self._value_ & 2 != 0
 
     @property
     def is_zstd(self) -> bool:
-        return self.value & 1 != 0
+        return self._value_ & 1 != 0
 
 
 READABLE = 3  # the bits of Encoding that this Kedge can undo
@@ -76,11 +76,12 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdecimal()]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Chunk:
     """Where the bytes of one chunk are: in the index row itself (`data`), else at `offset` in `pack`.
 
-    One that is a row has a pack too once it was copied there for rebuilding an index.
+    One that is a row has a pack too once it was copied there for rebuilding an index. Nobody changes it; freezing it
+    would make the first read of a long thread, which has thousands, a tenth slower.
     """
 
     digest: bytes  # BLAKE3 of the plain bytes: 32 bytes; where they are encrypted, a name only the key gives (I10)

@@ -3,6 +3,7 @@
 import random
 import sqlite3
 import string
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ def test_reading_takes_few_statements(thread: tuple[Path, list[Any]], monkeypatc
         saver.get_tuple(CONFIG)
         monkeypatch.setattr(SqliteIndex, "_fetch", counted)
         saver.get_tuple(CONFIG)
+        assert statements == []  # nothing has changed
+        saver.manager.save("another-job", "step", 1)
+        statements.clear()
+        saver.get_tuple(CONFIG)
         assert len(statements) == 2  # the checkpoint, and its writes
         statements.clear()
         assert len([*saver.list(CONFIG, limit=10)]) == 10
@@ -117,7 +122,38 @@ def test_reading_takes_few_statements(thread: tuple[Path, list[Any]], monkeypatc
         assert len(in_pieces) < 30  # most chunks of a state are those of the one before
         statements.clear()
         assert len([*saver.list(CONFIG, limit=10)]) == 10
+        assert statements == []
+        saver.manager.save("another-job", "step", 2)
+        statements.clear()
+        assert len([*saver.list(CONFIG, limit=10)]) == 10
         assert len(statements) == 2
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_what_others_change_is_seen_at_once(thread: tuple[Path, list[Any]], is_main: bool) -> None:
+    path, states = thread
+
+    def see() -> None:
+        with KedgeSaver(path) as saver, KedgeSaver(path) as other:
+            newest = saver.get_tuple(CONFIG)
+            assert newest is not None
+            assert saver.get_tuple(CONFIG) == newest == next(iter(saver.list(CONFIG, limit=2)))
+            config = put(other, newest.config, {"n": 1}, TURNS + 1)
+            assert values_of([saver.get_tuple(CONFIG)]) == [{"n": 1}]
+            assert len([*saver.list(CONFIG, limit=99)]) == TURNS + 1
+            other.put_writes(config, [("n", 2)], "task")
+            assert saver.get_tuple(CONFIG).pending_writes == [("task", "n", 2)]  # type: ignore[union-attr]
+            other.manager.delete("thread:t", saver.checkpoints(CONFIG, limit=1)[0].id)
+            assert values_of([saver.get_tuple(CONFIG), *saver.list(CONFIG, limit=1)]) == [states[0], states[0]]
+            other.delete_thread("t")
+            assert saver.get_tuple(CONFIG) is None
+            assert [*saver.list(CONFIG, limit=2)] == []
+
+    if is_main:
+        see()
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(see).result()
 
 
 def test_damage_is_named_by_whoever_reads_it(thread: tuple[Path, list[Any]]) -> None:

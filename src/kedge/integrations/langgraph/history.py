@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from langchain_core.runnables import RunnableConfig
@@ -17,9 +18,11 @@ from kedge.ports import Selection
 from kedge.store.request import request_again
 
 from . import names
+from .recent import Recent
 from .record import address_of, filterable, graph_metadata, own_metadata
 
 _PAGE = 64
+_SMALL_BYTES = 1 << 18  # of rows that are remembered
 Stored = tuple[Checkpoint, bytes]
 
 
@@ -31,8 +34,13 @@ class Reading:
     writes: list[Stored]
 
 
-def read(manager: CheckpointManager, job: str, checkpoint_id: str | None) -> tuple[Reading | None, int]:
+def read(manager: CheckpointManager, recent: Recent, job: str, checkpoint_id: str | None) -> tuple[Reading | None, int]:
     """A checkpoint, or the newest, and the sequence number of the newest."""
+    look = partial(_look, manager, job, checkpoint_id)
+    return recent.look((job, checkpoint_id), look, lambda result: _are_small(result[:1]))
+
+
+def _look(manager: CheckpointManager, job: str, checkpoint_id: str | None) -> tuple[Reading | None, int]:
     if checkpoint_id is None:
         stored = manager.store.latest(job, CheckpointLevel.STEP)
         seq = 0 if stored is None else stored[0].seq
@@ -44,16 +52,46 @@ def read(manager: CheckpointManager, job: str, checkpoint_id: str | None) -> tup
 
 def read_pages(
     manager: CheckpointManager,
+    recent: Recent,
     job: str,
     checkpoint_id: str | None,
     filter: Mapping[str, object],
     before: RunnableConfig | None,
     most: int | None,
-) -> Iterator[list[Reading]]:
+) -> Iterator[Sequence[Reading]]:
     """The checkpoints that `walk` finds with these arguments, in pages of at most `most`."""
+    pages = _read_pages(manager, job, checkpoint_id, filter, before, most)
+    if checkpoint_id is None and not filter and before is None and most is not None:
+        first = recent.look((job, most), partial(next, pages, None), lambda page: _are_small(page or ()))
+        if first is None:
+            return
+        yield first
+        if len(first) >= most:
+            return
+        pages = _read_pages(manager, job, None, {}, None, most, below=first[-1].stored[0].seq)
+    while (page := manager.store.together(partial(next, pages, None))) is not None:
+        yield page
+
+
+def _are_small(readings: Iterable[Reading | None]) -> bool:
+    """Whether they are worth remembering."""
+    stored = (stored for reading in readings if reading for stored in (reading.stored, *reading.writes))
+    return sum(len(packed) for _, packed in stored) <= _SMALL_BYTES
+
+
+def _read_pages(
+    manager: CheckpointManager,
+    job: str,
+    checkpoint_id: str | None,
+    filter: Mapping[str, object],
+    before: RunnableConfig | None,
+    most: int | None,
+    below: int | None = None,
+) -> Iterator[list[Reading]]:
+    """`below`: of a whole history, those with a lower number."""
     size = min(most or _PAGE, _PAGE)
     if checkpoint_id is None and before is None and not filterable(filter):
-        wanted = Selection(level=CheckpointLevel.STEP, limit=size)
+        wanted = Selection(level=CheckpointLevel.STEP, limit=size, before=below)
         while page := manager.store.list_stored(job, wanted):
             yield _with_writes(manager, job, page[::-1])
             wanted = replace(wanted, before=page[0][0].seq)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -31,7 +32,6 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from kedge.blobs import shelter
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.integrations.opened import Opened, in_thread
 from kedge.manager import CheckpointManager
@@ -40,6 +40,7 @@ from kedge.model import Checkpoint, Job, is_utf8
 from . import history, names
 from .filters import Filter, told_of
 from .recall import EXPIRES, ITEM, Entry, Recall
+from .recent import Recent
 from .vectors import Meaning, closeness
 
 Namespace = tuple[str, ...]
@@ -47,6 +48,7 @@ Namespace = tuple[str, ...]
 _JOBS_AT_ONCE = 1000
 _MOST_NAMESPACES = 100_000  # whose names are remembered
 _PAGE = 64
+_SMALL_BYTES = 1 << 16
 
 
 class KedgeStore(Opened, BaseStore):
@@ -70,6 +72,7 @@ class KedgeStore(Opened, BaseStore):
         self.ttl_config = ttl
         self._meaning = None if index is None else Meaning(index)
         self._recall = Recall(self.manager)
+        self._recent = Recent(self.manager.store)
         self._namespaces: dict[str, Namespace] = {}  # of jobs
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
@@ -94,7 +97,8 @@ class KedgeStore(Opened, BaseStore):
 
     def _get(self, op: GetOp) -> Item | None:
         job, item = names.memory_job(op.namespace), _item_of(op.key)
-        while (entry := shelter.run(self._recall.find, job, item)) is not None and not entry.is_expired:
+        find = partial(self._recall.find, job, item)
+        while (entry := self._recent.look((job, item), find, _is_small)) is not None and not entry.is_expired:
             try:
                 fields = self._fields(entry.row, entry.state(self.manager))
             except NotFound:
@@ -151,7 +155,7 @@ class KedgeStore(Opened, BaseStore):
     ) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
         """Rows whose items fit, with their states, read as far as the caller goes."""
         size = min(max(most, 1), _PAGE)
-        while page := shelter.run(self._load, entries, size):
+        while page := self.manager.store.together(partial(self._load, entries, size)):
             for row, state in page:
                 if wanted.fits(state["value"]):
                     yield row, state
@@ -200,7 +204,8 @@ class KedgeStore(Opened, BaseStore):
     def _jobs(self, prefix: Namespace) -> Iterator[tuple[Job, Namespace]]:
         """The jobs, and the namespaces with this prefix, that hold an item."""
         after: str | None = None
-        while page := self.manager.jobs(names.memory_prefix(prefix), limit=_JOBS_AT_ONCE, after=after):
+        begins = names.memory_prefix(prefix)
+        while page := self._recent.look((begins, after), partial(self.manager.jobs, begins, _JOBS_AT_ONCE, after)):
             for job in page:
                 namespace = self._namespaces.get(job.name) or self._look_up(job)
                 if job.checkpoints and namespace and namespace[: len(prefix)] == prefix:
@@ -233,6 +238,11 @@ def _item_of(key: str) -> str:
     if not isinstance(key, str) or not key or not is_utf8(key):
         raise Validation(f"key={key!r}", hint="use text")
     return hashlib.sha256(key.encode()).hexdigest()[:40]
+
+
+def _is_small(entry: Entry | None) -> bool:
+    """Whether it is worth remembering."""
+    return entry is None or entry.row.size_bytes <= _SMALL_BYTES
 
 
 def _age(entry: Entry) -> float:

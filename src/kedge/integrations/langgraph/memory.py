@@ -6,7 +6,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from kedge.codec.fragments import decode_fragment
 
 from .layout import Channel, Item
 
@@ -28,6 +30,11 @@ class Laid:
     head: bytes
     channels: Mapping[str, Channel]
     versions: Mapping[str, object]
+
+    def new_head(self) -> dict[str, Any]:
+        """What the head is made of, shared with nobody."""
+        head: Any = decode_fragment(self.head)
+        return dict(head)
 
 
 class Memory:

@@ -29,9 +29,17 @@ _MOST_PLAIN_CHARACTERS = 1024
 
 
 def describe(
-    address: Address, checkpoint: GraphCheckpoint, metadata: Mapping[str, Any], *, is_parent_stored: bool
+    address: Address,
+    checkpoint: GraphCheckpoint,
+    metadata: Mapping[str, Any],
+    *,
+    is_parent_stored: bool,
+    **options: Any,
 ) -> tuple[dict[str, Any], Request]:
-    """The head of a checkpoint, whose parent `address` names, and what the save records beside it."""
+    """The head of a checkpoint, whose parent `address` names, and what the save records beside it.
+
+    `options` are those of `parse_request`.
+    """
     job, parent = address.job, address.checkpoint_id
     checkpoint_id, created_us = names.id_of(job, checkpoint["id"]), _microseconds(checkpoint["ts"])
     parent_id = names.id_of(job, parent) if parent is not None and is_parent_stored else None
@@ -46,7 +54,7 @@ def describe(
     if parent is not None and (parent_id is None or names.plain_id(parent_id) != parent):
         head["parent"] = parent
     step = f"{plain.get('source', 'checkpoint')} {plain.get('step', '')}".strip()
-    request = parse_request(job, step, parent=parent_id, metadata=plain | own_metadata(address))
+    request = parse_request(job, step, parent=parent_id, metadata=plain | own_metadata(address), **options)
     return head, replace(request, checkpoint_id=checkpoint_id, created_us=created_us)
 
 

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Self
 
@@ -25,7 +24,6 @@ from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.serde.types import ERROR
 
 from kedge import codec
-from kedge.blobs import shelter
 from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, decode_fragment, encode_fragment
 from kedge.errors import Conflict, Corrupted, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
@@ -39,6 +37,7 @@ from . import history, names
 from .layout import WHOLE_BYTES, Channel, Item, lay_channel, lay_tree, take_apart
 from .memory import Laid, Memory
 from .names import Address
+from .recent import Recent
 from .record import PendingWrites, address_of, describe, tuple_of
 
 _dice = random.SystemRandom()
@@ -65,6 +64,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         by_name.allow(*allow)
         by_name.allow_own_modules()
         self._memory = Memory()
+        self._recent = Recent(self.manager.store)
         self._writing = Writing()
         self._turns: dict[str, Lease] = {}
 
@@ -137,9 +137,13 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         is_fork = metadata.get("source") == "fork"
         newest = history.newest(self.manager, job) if is_fork else self._memory.continues((job, parent))
         head, request = describe(
-            address, checkpoint, get_checkpoint_metadata(config, metadata), is_parent_stored=is_stored
+            address,
+            checkpoint,
+            get_checkpoint_metadata(config, metadata),
+            is_parent_stored=is_stored,
+            lease=self._turns.get(job),
+            idempotency_key=None if newest is None else f"after {newest}",
         )
-        request = replace(request, idempotency_key=None if newest is None else f"after {newest}")
         versions = checkpoint["channel_versions"]
         joins = before is not None or parent is None  # else who was here before us may have stored the same by items
 
@@ -169,7 +173,8 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             task["path"] = task_path
         values = {str(n): _stored(channel, value) for n, (channel, value) in enumerate(writes)}
         tags = {"of": names.plain_id(names.id_of(job, address.checkpoint_id))}
-        request = parse_request(job, "writes", level=CheckpointLevel.SUBSTEP, tags=tags)
+        lease = self._turns.get(job)
+        request = parse_request(job, "writes", level=CheckpointLevel.SUBSTEP, tags=tags, lease=lease)
         before = self._memory.laid((job, address.checkpoint_id))
 
         def lay(number: str, value: object) -> Channel:
@@ -197,7 +202,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             # Encoded as one, what cannot be saved is named by its place in the whole.
             laid, state = None, codec.encode({keys[0]: head, keys[1]: values}, by_name=True)
         try:
-            return self.manager.commit(replace(request, lease=self._turns.get(request.job)), state), laid
+            return self.manager.commit(request, state), laid
         except IdempotencyConflict as conflict:
             raise Conflict(
                 f"thread {address.thread!r} was continued by another run since this one read it",
@@ -214,14 +219,12 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         """The checkpoint of the config, or the newest of its thread; None when there is none."""
         address = Address.of(config)
         job = address.job
-        reading, newest = shelter.run(history.read, self.manager, job, address.checkpoint_id)
+        reading, newest = history.read(self.manager, self._recent, job, address.checkpoint_id)
         if reading is None:
             if address.checkpoint_id is None:
                 self._memory.saw((job, None), newest)
             return None
-        result, laid = self._tuple(reading, address)
-        if laid is not None:
-            self._memory.keep((job, result.checkpoint["id"]), laid)
+        result, _ = self._tuple(reading, address)
         self._memory.saw((job, result.checkpoint["id"]), newest)
         return result
 
@@ -249,13 +252,11 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
     ) -> Iterator[CheckpointTuple]:
         chosen = None if config is None else Address.of(config).checkpoint_id
         for job in self._jobs(config):
-            pages = history.read_pages(self.manager, job, chosen, filter, before, most)
             laid: Laid | None = None  # of the checkpoint before
-            while (page := shelter.run(next, pages, None)) is not None:
+            for page in history.read_pages(self.manager, self._recent, job, chosen, filter, before, most):
                 for reading in page:
-                    result, laid = self._tuple(reading, address_of(reading.stored[0]), laid)
-                    if laid is not None and most is not None and most <= _FEW:
-                        self._memory.keep((job, result.checkpoint["id"]), laid)
+                    is_kept = most is not None and most <= _FEW
+                    result, laid = self._tuple(reading, address_of(reading.stored[0]), laid, is_kept=is_kept)
                     if _matches(result.metadata, filter):
                         yield result
 
@@ -272,30 +273,33 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         return [*islice(rows, None if limit is None else max(limit, 0))]
 
     def _tuple(
-        self, reading: history.Reading, address: Address, like: Laid | None = None
+        self, reading: history.Reading, address: Address, like: Laid | None = None, *, is_kept: bool = True
     ) -> tuple[CheckpointTuple, Laid | None]:
         """What a checkpoint holds, and how it is laid out; it shares what it has in common with one like it."""
-        checkpoint = reading.stored[0]
         state: Any
         try:
-            laid = self._laid(reading.stored, like)
+            laid = self._laid(reading.stored, like, is_kept)
             values = {name: channel.value() for name, channel in laid.channels.items()}
-            state = {_TREE[0]: decode_fragment(laid.head), _TREE[1]: values}
+            state = {_TREE[0]: laid.new_head(), _TREE[1]: values}
         except (NotAFragment, Corrupted):
             # It has buffers, or is deep; what is really damaged, or deleted meanwhile, is named by this.
             laid, state = None, self.manager.load_stored(reading.stored)
-        pending = self._pending(reading.writes)
-        return tuple_of(checkpoint, address, state[_TREE[0]], state[_TREE[1]], pending), laid
+        pending = self._pending(reading.writes) if reading.writes else []
+        return tuple_of(reading.stored[0], address, state[_TREE[0]], state[_TREE[1]], pending), laid
 
-    def _laid(self, stored: history.Stored, like: Laid | None) -> Laid:
+    def _laid(self, stored: history.Stored, like: Laid | None, is_kept: bool) -> Laid:
         checkpoint = stored[0]
-        known = self._memory.laid((checkpoint.job, names.plain_id(checkpoint.id)))
+        key = checkpoint.job, names.plain_id(checkpoint.id)
+        known = self._memory.laid(key)
         if known is not None and known.digest == checkpoint.digest:
             return known
         tree = self.manager.store.tree(stored)
         head, channels = take_apart(tree, _TREE, self._piece_bytes, {} if like is None else like.channels)
         versions: Any = decode_fragment(head)
-        return Laid(checkpoint.digest, head, channels, versions.get("channel_versions", {}))
+        laid = Laid(checkpoint.digest, head, channels, versions.get("channel_versions", {}))
+        if is_kept:
+            self._memory.keep(key, laid)
+        return laid
 
     def _pending(self, writes: Sequence[history.Stored]) -> PendingWrites:
         """Writes for a checkpoint, by task and index, the order LangGraph replays them in.
@@ -370,7 +374,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
 
     def _needed(self, job: str) -> set[str]:
         """The newest checkpoint of a job, and the ancestors its delta channels are rebuilt from."""
-        reading, _ = history.read(self.manager, job, None)
+        reading, _ = history.read(self.manager, self._recent, job, None)
         if reading is None:
             return set()
         newest = reading.stored[0]
