@@ -148,7 +148,7 @@ def test_keys_and_generations(tmp_path: Path) -> None:
         store.set_status(newest, "corrupted")
         assert snapshot.find(store, "container", "web").id != newest
         other = store.save("j", "s", {"a": 1})
-        with pytest.raises(kedge.Validation, match="not one of a container"):
+        with pytest.raises(kedge.Validation, match="not a checkpoint of a container"):
             snapshot.load(store, other)
         with pytest.raises(kedge.InvalidName):
             snapshot.job_of("container", "../x")

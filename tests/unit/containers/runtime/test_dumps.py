@@ -54,5 +54,5 @@ def test_plain_files_are_copied_and_nothing_else(root: Path, tmp_path: Path) -> 
         copy_files(str(root / "team"), tmp_path / "special", Limits())
     deep = root / "a/b/c/d/e/f"
     deep.mkdir(parents=True)
-    with pytest.raises(kedge.Validation, match="too much"):
+    with pytest.raises(kedge.Validation, match="too many"):
         copy_files(str(root / "a"), tmp_path / "deep", Limits())
