@@ -198,7 +198,7 @@ def test_what_cannot_go_on_is_complete_in_the_store(gpu: Gpu) -> None:
     assert done.returncode == 1
     assert gpu.kept() == 1
     (gpu.folder / "fail").unlink()
-    assert "let go of process" in gpu.kedge("container", "doctor", check=False).stdout
+    assert "released process" in gpu.kedge("container", "doctor", check=False).stdout
     assert gpu.states() == ["0", "0"]
     gpu.wait_for_steps()
 
@@ -241,7 +241,7 @@ def test_killed_on_the_way_into_hibernation(gpu: Gpu) -> None:
     gpu.meant("kill", "lock", 1)
     assert gpu.kedge("process", "hibernate", str(pid), check=False).returncode == -signal.SIGKILL
     (gpu.folder / "kill").unlink()
-    assert "let go of process" in gpu.kedge("container", "doctor", check=False).stdout
+    assert "released process" in gpu.kedge("container", "doctor", check=False).stdout
     assert gpu.states() == ["0", "0"]
     gpu.wait_for_steps()
 
