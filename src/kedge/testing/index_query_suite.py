@@ -75,6 +75,13 @@ class IndexQuerySuite(IndexFixtures):
             change()
             assert before is None or index.generation() != before
 
+    def test_the_log_is_read_as_others_have_written_it(self, index: Index, peer: Index) -> None:
+        for _ in range(2):
+            save(index)
+            assert peer.audit() == index.audit()
+            assert peer.audit().head == index.events()[-1].chain
+            assert peer.integrity_problems() == []
+
     def test_list_is_oldest_first_and_pages_both_ways(self, index: Index) -> None:
         save(index, *(record() for _ in range(10)))
         index.delete([index.list("job")[4].id], actor="t")  # number 5

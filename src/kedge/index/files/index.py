@@ -179,11 +179,11 @@ class FilesIndex(SqliteIndex):
         self._is_settled = True
 
     @contextmanager
-    def _reading(self) -> Iterator[Any]:
+    def _lent(self) -> Iterator[Any]:
         with self._memory_lock:
             self._check_open()
             self._catch_up()
-            with super()._reading() as db:
+            with super()._lent() as db:
                 yield db
 
     def _check_writable(self) -> None:
