@@ -8,7 +8,8 @@ has happened, and `writes` does them one by one, and finds out for each what is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import ormsgpack
 
@@ -34,13 +35,14 @@ _LEASE = "kedge.lease_1(%s, %s, %s, %s::bigint, %s, %s::float8, %s, %s)"
 Outcome = tuple[Any] | Exception | None  # a result, a refusal; None: nothing was done
 
 
-class TakeLease(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TakeLease:
     job: str
     holder: str
     ttl_s: float
 
     def __call__(self, writes: PostgresWrites) -> Lease:
-        return writes.acquire_lease(*self)
+        return writes.acquire_lease(self.job, self.holder, self.ttl_s)
 
     def parameters(self, ns_no: int, namespace: str) -> tuple[object, ...]:
         return _lease_parameters(ns_no, namespace, "lease", self.job, None, self.holder, self.ttl_s)
@@ -52,7 +54,8 @@ class TakeLease(NamedTuple):
         return held(self.job, namespace, int(token), holder, float(left_s))
 
 
-class ReleaseLease(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
     lease: Lease
 
     def __call__(self, writes: PostgresWrites) -> None:
