@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
+from types import CodeType
 from typing import Protocol, Self
 
 from kedge.blobs import shelter
@@ -145,15 +147,14 @@ class InPlace:
 
     Python runs signal handlers between two steps of the main thread, and a statement with all its rows is one step
     here. So the connection is idle whenever a handler runs: it may read, fork or raise, and nothing is left half-done.
-    Another thread that closes it, for a fork, first takes it away and then looks whether it is being used; who uses it
-    says so first and then looks whether it is there.
+    Another thread that closes it, for a fork, first takes it away and then looks whether the main thread is in `_rows`,
+    where it is taken from.
     """
 
     def __init__(self, name: str, pool: Pool) -> None:
         self._name = name
         self._pool = pool
         self._connections: list[Connection] = []  # one; two if a handler has taken one at the same time
-        self._is_busy = False
 
     def __enter__(self) -> Self:
         return self
@@ -165,20 +166,22 @@ class InPlace:
     def fetch(self, sql: str, parameters: Sequence[object] = ()) -> tuple[list[Row], int]:
         """All rows, and the number of the connection."""
         while True:
-            was_busy, connections = self._is_busy, self._connections
+            connections = self._connections
             try:
-                self._is_busy = True
-                connections = self._connections
-                if connections:
-                    connection = connections[-1]
-                    return [*chain.from_iterable(map(connection.execute, (sql,), (parameters,)))], connection.number
+                if (result := self._rows(sql, parameters)) is not None:
+                    return result
             except sqlite3.ProgrammingError:
                 if connections is self._connections:
                     raise
                 continue  # a handler has forked, and closed it
-            finally:
-                self._is_busy = was_busy
             shelter.run(self._take)
+
+    def _rows(self, sql: str, parameters: Sequence[object]) -> tuple[list[Row], int] | None:
+        """None if there is no connection."""
+        if connections := self._connections:
+            connection = connections[-1]
+            return [*chain.from_iterable(map(connection.execute, (sql,), (parameters,)))], connection.number
+        return None
 
     def _take(self) -> None:
         connection = self._pool.take()
@@ -187,13 +190,21 @@ class InPlace:
     def give_back(self, until: float) -> None:
         """Give the connection back to the pool, unless the main thread uses it until then."""
         connections, self._connections = self._connections, []
-        while connections and self._is_busy and not shelter.is_exposed():
+        while connections and _is_main_thread_in(InPlace._rows.__code__) and not shelter.is_exposed():
             if time.monotonic() >= until:
                 self._connections += connections
                 return
             time.sleep(_LOOK_EVERY_S)
         for connection in connections:
             self._pool.give(connection)
+
+
+def _is_main_thread_in(code: CodeType) -> bool:
+    """By its frames: unlike a mark that it sets and takes back, they are right whatever a signal handler does."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def leave_open(connection: sqlite3.Connection) -> None:
