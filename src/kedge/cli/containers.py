@@ -122,10 +122,10 @@ def answer_checkpointed(session: Session, checkpointed: Checkpointed, *, was_lef
     )
 
 
-def answer_restored(session: Session, restored: Restored) -> None:
+def answer_restored(session: Session, kind: str, restored: Restored) -> None:
     phases_ms = dict(restored.phases_ms)
     document = {"id": restored.id, "pid": restored.pid, "checkpoint": restored.checkpoint.id, "phases_ms": phases_ms}
-    facts = [(name, str(document[name])) for name in ("id", "pid", "checkpoint")]
+    facts = [(kind, restored.id), ("pid", str(restored.pid)), ("checkpoint", restored.checkpoint.id)]
     session.answer_facts(document, [*facts, ("phases", _phases(phases_ms))])
 
 

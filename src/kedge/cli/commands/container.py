@@ -108,7 +108,7 @@ def restore_command(
             gpu=GpuMemory(gpu),
             report=show_phase,
         )
-    answer_restored(session, restored)
+    answer_restored(session, "container", restored)
 
 
 @store_command(

@@ -93,7 +93,7 @@ def restore_command(session: Session, name: str, gpu: str) -> None:
             lambda taken: ProcessTarget.of(taken, {1: 1, 2: 2}),
             gpu=GpuMemory(gpu),
         )
-    answer_restored(session, restored)
+    answer_restored(session, "process", restored)
 
 
 @store_command("list", json_keys='{"checkpoints": [{…}]}, oldest first')
