@@ -22,6 +22,7 @@ from .review import Verdict, carry_out
 
 PAGE_ROWS = 100
 _READ_POLICY_EVERY = 16  # saves: another process may have set it
+MOST_JOBS = 10_000  # that are remembered; one that is forgotten is read again at its next save
 FINISH_WITHIN_S = 2.0
 
 
@@ -58,6 +59,8 @@ class Upkeep:
             return  # another thread is at it, or about to be; a save never waits for this
         try:
             if (job := self._jobs.get(saved.job)) is None:
+                if len(self._jobs) >= MOST_JOBS:
+                    del self._jobs[next(iter(self._jobs))]
                 job = self._jobs[saved.job] = _Job()
             if job.saves % _READ_POLICY_EVERY == 0:
                 _read_policy(index, saved.job, job)

@@ -177,6 +177,20 @@ def test_saves_together_do_all_that_the_policy_asks_for(tmp_path: Path) -> None:
     assert 21 <= len(left) <= 21 + 1000 // PAGE_ROWS + 4
 
 
+def test_a_process_that_saves_to_many_jobs_remembers_some_and_keeps_to_all_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kedge.care.upkeep.MOST_JOBS", 2)
+    names = [f"job-{n}" for n in range(5)]
+    with kedge.open(tmp_path) as manager:
+        for job in names:
+            manager.set_retention(job, RetentionPolicy(keep_last=2))
+        for n in range(40):
+            for job in names:
+                manager.save(job, f"step {n}", {"n": n})
+        assert max(job.checkpoints for job in manager.jobs()) <= 4
+
+
 def test_processes_that_save_once_keep_to_the_policy_too(tmp_path: Path) -> None:
     """What is kept is more than a save may look at, and no process lives long enough for a second save."""
     keep = 2 * PAGE_ROWS + 50
