@@ -194,7 +194,7 @@ class ProcessQueue:
 
     def remove(self) -> None:
         """By the last user of the index, when nobody opens it."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # one that stays says nothing to anybody: whoever asked there has ended
             os.unlink(self._path)
 
     def _open(self) -> None:
