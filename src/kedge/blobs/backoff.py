@@ -1,7 +1,7 @@
 """Trying again what may succeed the next time: `Unavailable`, and nothing else.
 
-The pauses double and are drawn at random between nothing and that, so that many clients of a server that is too busy
-do not all come back at once.
+The pauses double and are drawn at random between half of that and all of it: many clients of a server that is too busy
+do not all come back at once, and none gives up at once on a server that restarts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _dice = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often and how patiently. The default waits 12 s on average, 25 s at most, before it gives up."""
+    """How often and how patiently. The default waits 9 s at least, 18.3 s at most, before it gives up."""
 
     attempts: int = 9
     first_s: float = 0.1
@@ -30,7 +30,8 @@ class Backoff:
         """Wait before the next attempt; raises `failure` if that was the last one."""
         if failures >= self.attempts:
             raise failure
-        time.sleep(_dice.uniform(0, min(self.most_s, self.first_s * 2 ** (failures - 1))))
+        pause_s = min(self.most_s, self.first_s * 2 ** (failures - 1))
+        time.sleep(_dice.uniform(pause_s / 2, pause_s))
 
     def run(self, action: Callable[[], _T]) -> _T:
         failures = 0
