@@ -51,17 +51,21 @@ class Server:
         self._url = url
         self._is_closed = False
         self._pid = os.getpid()
-        self._idle: list[Connection] = []
+        self._lock = threading.RLock()  # signal handlers save, too
+        self._idle: list[Connection] = []  # under the lock; another list after each break
         self._inherited: list[Connection] = []  # of the parent process: kept, unused, so that nothing closes them
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     @contextmanager
     def lend(self) -> Iterator[Connection]:
-        """A connection in autocommit mode. When one breaks, the idle ones are not trusted any more either."""
+        """A connection in autocommit mode. When one breaks, none that was made before is lent again."""
         self.check_open()
         self._leave_parent()
         with self._places, self.translated():
-            connection = self._idle.pop() if self._idle else _connect(self._url)
+            with self._lock:
+                idle = self._idle
+                connection = idle.pop() if idle else None
+            connection = connection or _connect(self._url)
             try:
                 yield connection
             except BaseException as error:
@@ -69,10 +73,12 @@ class Server:
                 if isinstance(error, psycopg.OperationalError):
                     self.distrust()
                 raise
-            if self._is_closed or connection.info.transaction_status != TransactionStatus.IDLE:
+            is_sound = connection.info.transaction_status == TransactionStatus.IDLE
+            with self._lock:
+                if is_reusable := is_sound and idle is self._idle and not self._is_closed:
+                    idle.append(connection)
+            if not is_reusable:
                 connection.close()
-            else:
-                self._idle.append(connection)
 
     def run(self, action: Callable[[Connection], T]) -> T:
         """What may be done twice without harm, tried again while the server is away."""
@@ -173,13 +179,16 @@ class Server:
         if self._pid != os.getpid():
             self._inherited += self._idle
             self._idle = []
+            self._lock = threading.RLock()
             self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
             self._pid = os.getpid()
 
     def distrust(self) -> None:
-        """After one connection broke: the server may have gone away from the idle ones too."""
-        while self._idle:
-            self._idle.pop().close()
+        """After one connection broke: the server may have gone away from the others too."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     @contextmanager
     def translated(self) -> Iterator[None]:
