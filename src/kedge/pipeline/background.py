@@ -173,7 +173,8 @@ class _Start:
                     pass
                 break
             with suppress(StorageError):  # a worker finds the run ended
-                drop_entry(self.store, entry)
+                if self._status() in (*_ENDED, RunStatus.FAILED):  # else its end is not durable: a worker continues it
+                    drop_entry(self.store, entry)
 
     def _carry_out(self, run: Run) -> None:
         _running.add(run)

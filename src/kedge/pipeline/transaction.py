@@ -92,10 +92,10 @@ class Transaction:
 
     def _saved(self, row: tuple[str, str]) -> tuple[Any] | None:
         with self._conn.transaction():
-            if self._conn.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
-                self._conn.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
-                self._conn.execute(CREATE)
-            cursor = self._conn.cursor(row_factory=psycopg.rows.tuple_row)
+            cursor = self._conn.cursor(row_factory=psycopg.rows.tuple_row)  # whatever rows the user's own are
+            if cursor.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
+                cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
+                cursor.execute(CREATE)
             found = cursor.execute(f"SELECT result FROM {TABLE} WHERE run = %s AND step = %s", row).fetchone()
         return None if found is None else (codec.decode(found[0], _no_buffers),)
 

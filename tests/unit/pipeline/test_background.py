@@ -15,10 +15,12 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Conflict, Validation
+from kedge.model import RunStatus
 from kedge.pipeline import background
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import RECOVERY, RUNNING
 from kedge.pipeline.history import children_of, command_of, find_run
+from kedge.pipeline.session import Session
 from tests.waiting import wait_for
 
 
@@ -99,6 +101,35 @@ def test_an_outage_of_the_store_is_waited_for(store: CheckpointManager, monkeypa
     calls.clear()
     with pytest.raises(kedge.Unavailable):
         kedge.start(work, 2, store=store).result()
+    settled(store)
+
+
+def test_a_run_whose_end_could_not_be_recorded_is_continued_by_a_worker(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes no record, but deletes: the entry is all that tells of the run then."""
+    monkeypatch.setattr(background, "_OUTAGE", kedge.Retry(times=1, delay_s=0, jitter=0))
+    record, is_full = Session.record, True
+
+    def refuse(session: Session, status: RunStatus, **options: Any) -> None:
+        if is_full and status is not RunStatus.RUNNING:
+            raise kedge.NoSpace("the disk is full")
+        record(session, status, **options)
+
+    monkeypatch.setattr(Session, "record", refuse)
+
+    @kedge.pipeline
+    def work() -> str:
+        return "done"
+
+    handle = kedge.start(work, store=store)
+    (thread,) = [each for each in threading.enumerate() if each.name == f"kedge-run-{handle.key}"] or [None]
+    if thread is not None:
+        thread.join()
+    assert entries(store) == [handle.key]
+    is_full = False
+    Worker(store, [RECOVERY], {work.name: work}).serve(until_empty=True)
+    assert handle.result() == "done"
     settled(store)
 
 

@@ -113,6 +113,15 @@ def test_of_two_owners_one_commits(store: CheckpointManager, conn: "psycopg.Conn
     assert booked(conn) == [7]
 
 
+def test_the_connection_may_have_rows_of_any_kind(store: CheckpointManager, url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url, row_factory=psycopg.rows.dict_row) as conn, kedge.run("r", store=store) as run:
+        assert run.transaction(conn).step("book", book, 7) == {"seat": 7}
+        with conn.transaction():
+            assert conn.execute("SELECT seat FROM booking").fetchall() == [{"seat": 7}]
+
+
 def test_errors_of_the_function_leave_nothing(store: CheckpointManager, conn: "psycopg.Connection[Any]") -> None:
     import psycopg
 
