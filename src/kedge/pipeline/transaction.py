@@ -11,14 +11,15 @@ suspended, only one can commit: the other meets the primary key, is rolled back,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from kedge import codec
-from kedge.errors import Conflict, Corrupted, Validation
+from kedge.errors import Conflict, Corrupted, NotAllowed, Validation
 
 from .keys import digest_of, step_key
 from .place import place_in
@@ -34,6 +35,7 @@ CREATE = (
     f"CREATE TABLE IF NOT EXISTS {TABLE} (run text NOT NULL, step text NOT NULL, result bytea NOT NULL, "
     "created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (run, step))"
 )
+_INSERT = f"INSERT INTO {TABLE} SELECT %s, %s, %s WHERE txid_current() = %s"  # not if this is another transaction
 _CREATING = 0x6B656473  # advisory lock, for one transaction: "keds"
 _IN_ONE_PIECE = 1 << 62  # bytes
 
@@ -64,6 +66,8 @@ class Transaction:
         The transaction is this step's: Conflict if one is open on the connection. The function neither commits nor
         rolls back. Its result is kept in the table `kedge_steps` of the database too, which is made if there is none.
         """
+        if inspect.iscoroutinefunction(function):
+            raise Validation(f"step {name}: a transaction takes no coroutine function", hint="use an ordinary function")
         inputs = {"args": list(args), "kwargs": kwargs}
         path = place_in(self._run).below(name).path
         full_version = f"{self._run.version}/{parse_version(version)}"
@@ -75,15 +79,23 @@ class Transaction:
         self, row: tuple[str, str], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         conn = self._conn
+        if conn.closed:
+            raise Conflict("the connection is closed", hint="open another one with psycopg.connect(…)")
         if conn.info.transaction_status != TransactionStatus.IDLE:
             raise Conflict("the connection is in a transaction", hint="commit it first, or use another connection")
         if (saved := self._saved(row)) is not None:
             return saved[0]
         try:
             with conn.transaction():
+                ((number,),) = self._execute("SELECT txid_current()")
                 result = function(conn, *args, **kwargs)
                 encoded = codec.encode(result, out_of_band_bytes=_IN_ONE_PIECE)
-                conn.execute(f"INSERT INTO {TABLE} VALUES (%s, %s, %s)", (*row, bytes(encoded.tree)))
+                values = (*row, bytes(encoded.tree), number)
+                if not self._execute(_INSERT, values).rowcount:
+                    raise Conflict(
+                        f"{function!r} ended the transaction of its step: what it wrote may be committed",
+                        hint="take COMMIT and ROLLBACK out of it, and look at the database before you resume the run",
+                    )
         except psycopg.errors.UniqueViolation:
             if (saved := self._saved(row)) is None:
                 raise  # of a table of the user's
@@ -92,12 +104,24 @@ class Transaction:
 
     def _saved(self, row: tuple[str, str]) -> tuple[Any] | None:
         with self._conn.transaction():
-            cursor = self._conn.cursor(row_factory=psycopg.rows.tuple_row)  # whatever rows the user's own are
-            if cursor.execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
-                cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
-                cursor.execute(CREATE)
-            found = cursor.execute(f"SELECT result FROM {TABLE} WHERE run = %s AND step = %s", row).fetchone()
-        return None if found is None else (codec.decode(found[0], _no_buffers),)
+            if self._execute("SELECT to_regclass(%s)", (TABLE,)).fetchone() == (None,):
+                self._create()
+            saved = self._execute(f"SELECT result FROM {TABLE} WHERE run = %s AND step = %s", row).fetchone()
+        return None if saved is None else (codec.decode(saved[0], _no_buffers),)
+
+    def _create(self) -> None:
+        self._execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
+        try:
+            self._execute(CREATE)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise NotAllowed(
+                f"table {TABLE}: this database user may not create it ({error.diag.message_primary})",
+                hint=f"have it created once: {CREATE}",
+            ) from error
+
+    def _execute(self, sql: LiteralString, values: tuple[Any, ...] = ()) -> psycopg.Cursor[Any]:
+        """With a cursor of Kedge's own: that of the connection may give dictionaries, or take other placeholders."""
+        return psycopg.Cursor(self._conn, row_factory=psycopg.rows.tuple_row).execute(sql, values)
 
 
 def _no_buffers(number: int) -> bytes:

@@ -152,3 +152,51 @@ def test_errors_of_the_function_leave_nothing(store: CheckpointManager, conn: "p
         with pytest.raises(kedge.Validation, match=r"takes a psycopg\.Connection"):
             run.transaction("postgresql://…")  # type: ignore[arg-type]
     assert booked(conn) == [8]
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"])
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_function_that_ends_the_transaction_is_refused(
+    store: CheckpointManager, conn: "psycopg.Connection[Any]", ending: str, autocommit: bool
+) -> None:
+    conn.autocommit = autocommit
+
+    def ends(conn: "psycopg.Connection[Any]", seat: int) -> dict[str, int]:
+        result = book(conn, seat)
+        conn.execute(ending)  # type: ignore[call-overload]
+        return result
+
+    with kedge.run("r", store=store, progress=False) as run, pytest.raises(kedge.Conflict, match="ended the transact"):
+        run.transaction(conn).step("book", ends, 7, retries=3)
+    with conn.transaction():
+        assert conn.execute("SELECT count(*) FROM kedge_steps").fetchone() == (0,)
+
+
+def test_connections_may_have_any_cursor_and_rows(store: CheckpointManager, url: str) -> None:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    with (
+        psycopg.connect(url, row_factory=dict_row, cursor_factory=psycopg.RawCursor) as conn,
+        kedge.run("r", store=store, progress=False) as run,
+    ):
+        rows = run.transaction(conn).step("book", lambda conn: conn.execute("SELECT 7 AS seat").fetchall())
+    assert rows == [{"seat": 7}]
+
+
+def test_what_keeps_a_transaction_from_beginning_is_named(store: CheckpointManager, url: str) -> None:
+    import psycopg
+
+    async def coroutine(_: object) -> None: ...
+
+    with kedge.run("r", store=store, progress=False) as run:
+        with psycopg.connect(url, autocommit=True) as conn:
+            with pytest.raises(kedge.Validation, match="takes no coroutine function"):
+                run.transaction(conn).step("coroutine", coroutine)
+            conn.execute("REVOKE CREATE ON SCHEMA public FROM public; DROP ROLE IF EXISTS guest; CREATE ROLE guest")
+            conn.execute("SET ROLE guest")
+            with pytest.raises(kedge.NotAllowed, match="may not create it") as refused:
+                run.transaction(conn).step("guest", book, 7)
+            assert "CREATE TABLE" in str(refused.value.hint)
+        with pytest.raises(kedge.Conflict, match="connection is closed"):
+            run.transaction(conn).step("closed", book, 7)
