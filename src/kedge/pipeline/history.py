@@ -243,7 +243,7 @@ def _explain_step(
         last = history.failures[-1]
         again = "it runs again when the run is resumed"
         if is_kept:
-            again = "the failure is kept, because the pipeline handled it; runs resume --retry-failed tries it again"
+            again = "the failure is kept, because the pipeline handled it; --retry-failed tries it again"
         return Explanation(
             path,
             "failed",
@@ -359,10 +359,10 @@ def check_unfinished(store: CheckpointManager, run: RunSummary) -> None:
         return
     newest = newest_status(store, run.key)
     if newest is None or not asked_again(store, run.key, since=newest.created_at):
-        raise Conflict(
-            f"run {run.key} already completed on {run.updated_at:%Y-%m-%d %H:%M} UTC",
-            hint="there is nothing to resume; a new key starts anew",
-        )
+        hint = "there is nothing to resume; a new key starts anew"
+        if newest is not None and kept_failures(store, run.key, newest):
+            hint = "--retry-failed runs the steps whose failure it handled; a new key starts anew"
+        raise Conflict(f"run {run.key} already completed on {run.updated_at:%Y-%m-%d %H:%M} UTC", hint=hint)
 
 
 def delete_run(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> int:

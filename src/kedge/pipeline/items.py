@@ -152,13 +152,18 @@ def _number_at(record: Checkpoint, index: int) -> int | None:
 
 def retry_items(store: CheckpointManager, run: str, items: Collection[str]) -> list[CheckpointId]:
     """Have only these failed items, as MAP/KEY, tried again when the run is resumed; answers the messages."""
+    return [post(store, run, ITEMS, path, keys) for path, keys in failed_items(store, run, items).items()]
+
+
+def failed_items(store: CheckpointManager, run: str, items: Collection[str]) -> dict[str, list[str]]:
+    """The keys of these failed items, given as MAP/KEY, by the path of their map."""
     failed = {f"{each.path}/{key}": (each.path, key) for each in maps_of(store, run) for key in each.failed}
     if unknown := [item for item in items if item not in failed]:
         raise NotFound(f"run {run} has no failed item {unknown[0]}", hint=f"kedge runs show {run} lists them")
     chosen: dict[str, list[str]] = {}
     for path, key in (failed[item] for item in items):
         chosen.setdefault(path, []).append(key)
-    return [post(store, run, ITEMS, path, keys) for path, keys in chosen.items()]
+    return chosen
 
 
 def _digests(key: str) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from kedge.errors import Cancelled, Conflict, NotFound, StepTimeout, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import MAX_STEP_CHARACTERS, RunStatus
 
+from . import kept
 from .cancellation import cancel
 from .declaration import Pipeline, parse_pipeline
 from .entries import DEAD, HELD, PRIORITIES, Entry, call_of, entries_of, new_entry, queue_job, ready, save_entry
@@ -150,26 +151,32 @@ class Queue:
         job = self.store.store.job(self._job)
         return 0 if job is None else job.checkpoints
 
-    def retry(self, key: str) -> None:
+    def retry(self, key: str, *, retry_failed: bool = False) -> list[str]:
         """Have a run that was given up carried out again, from where it stopped.
 
-        Also a completed one, if items of it failed or failures that it handled were asked for again (`retry_failed`).
+        Also a completed one, if items of it failed. With `retry_failed`, the steps whose failure the pipeline handled
+        run again, too; answers their paths.
         """
         entries = list(entries_of(self.store.list(self._job, tags={"run": key})))
-        for entry in entries:
-            if entry.state == DEAD:
-                if entry.group:
-                    self.store.tag(entry.id, state=HELD, takeovers="0", note=None, **held_tags(entry.group))
-                    advance(self.store, self._job, entry.group)
-                else:
-                    self.store.tag(entry.id, state=ready(entry.priority), takeovers="0", note=None)
-                return
+        dead = next((entry for entry in entries if entry.state == DEAD), None)
         run = run_of(self.store, key)
-        if entries or run is None or run.status is not RunStatus.COMPLETED or run.queue != self.name:
+        if dead is None and (entries or run is None or run.status is not RunStatus.COMPLETED or run.queue != self.name):
             raise NotFound(f"queue {self.name} has no dead run {key}", hint=f"kedge queue list {self.name} shows them")
-        check_unfinished(self.store, run)
-        entry_before, call = entry_of_run(self.store, key)
-        self._put({**entry_before, "due_at": 0.0, "attempts": 0, "sessions": run.sessions}, call)
+        paths = kept.retry_failed(self.store, key) if retry_failed else []
+        if dead is not None:
+            self._put_back(dead)
+        elif run is not None:
+            check_unfinished(self.store, run)
+            entry_before, call = entry_of_run(self.store, key)
+            self._put({**entry_before, "due_at": 0.0, "attempts": 0, "sessions": run.sessions}, call)
+        return paths
+
+    def _put_back(self, dead: Entry) -> None:
+        if dead.group:
+            self.store.tag(dead.id, state=HELD, takeovers="0", note=None, **held_tags(dead.group))
+            advance(self.store, self._job, dead.group)
+        else:
+            self.store.tag(dead.id, state=ready(dead.priority), takeovers="0", note=None)
 
     def close(self) -> None:
         """Close the store, if this has opened it."""

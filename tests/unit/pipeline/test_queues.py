@@ -208,6 +208,33 @@ def test_a_completed_run_is_carried_out_again_for_its_failed_items(
         queue.retry(handle.key)
 
 
+def test_a_refused_retry_asks_for_nothing(store: CheckpointManager, queue: kedge.Queue) -> None:
+    charged: list[int] = []
+
+    def charge() -> None:
+        charged.append(1)
+        raise ValueError("no")
+
+    @kedge.pipeline
+    def order() -> None:
+        run = kedge.current_run()
+        try:
+            run.step("charge", charge)
+        except ValueError:
+            run.step("release", list)
+
+    handle = queue.submit(order)
+    serve(store, order)
+    with pytest.raises(kedge.NotFound):
+        kedge.queue("other", store=store).retry(handle.key, retry_failed=True)
+    with pytest.raises(Conflict, match="already completed") as refused:
+        queue.retry(handle.key)
+    assert "--retry-failed" in str(refused.value.hint)
+    assert queue.retry(handle.key, retry_failed=True) == ["charge"]
+    serve(store, order)
+    assert len(charged) == 2
+
+
 def test_arguments_may_be_called_as_options_are(store: CheckpointManager, queue: kedge.Queue) -> None:
     @kedge.pipeline
     def echo(name: str, tz: str, key: str = "", cron: str = "") -> list[str]:

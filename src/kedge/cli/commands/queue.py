@@ -63,14 +63,11 @@ def retry_command(session: Session, name: str, run: str, retry_failed: bool) -> 
 
     A completed run can be put back if items of its maps failed, or with --retry-failed.
     """
-    from kedge.pipeline import kept
     from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
-        if retry_failed:
-            for path in kept.retry_failed(manager, run):
-                click.echo(f"{safe(path)} will run again", err=True)
-        Queue(name, store=manager).retry(run)
+        for path in Queue(name, store=manager).retry(run, retry_failed=retry_failed):
+            click.echo(f"{safe(path)} will run again", err=True)
     session.answer({"queue": name, "run": run}, f"{run} is in queue {name} again")
 
 

@@ -217,7 +217,7 @@ def resume_command(
     """
     from kedge.pipeline import kept
     from kedge.pipeline.history import check_own_program, command_of, find_run
-    from kedge.pipeline.items import retry_items
+    from kedge.pipeline.items import failed_items, retry_items
     from kedge.pipeline.owner import refuse_owned
 
     with session.open() as manager:
@@ -225,6 +225,8 @@ def resume_command(
         check_own_program(manager, record)
         if not only_print:
             refuse_owned(manager, record.key)
+        if items:
+            failed_items(manager, run, items)  # an unknown one is refused before anything is asked for
         if retry_failed or steps:
             for path in kept.retry_failed(manager, run, steps):
                 click.echo(f"{safe(path)} will run again", err=True)
