@@ -272,8 +272,11 @@ class Handle:
         if newest is not None and status == RunStatus.FAILED:
             failed: Any = self._store.load(newest.id)
             raise Failure.from_state(failed["failure"]).rebuild()
-        note = entries[0].note if entries else ""
-        raise Conflict(f"run {self.key} was given up: {note or status}", hint="kedge queue retry tries it again")
+        if not entries:
+            raise Conflict(f"run {self.key} is {status}, and in no queue", hint=f"kedge runs show {self.key} says more")
+        raise Conflict(
+            f"run {self.key} was given up: {entries[0].note or status}", hint="kedge queue retry tries it again"
+        )
 
     def cancel(self) -> None:
         """End the run for good: before it begins, between steps, or in a step after its grace period."""

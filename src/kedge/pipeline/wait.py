@@ -93,6 +93,10 @@ def signal_call(step: str, name: str, wait_s: float | None) -> WaitCall:
 
 def run_call(handle: Handle, wait_s: float | None) -> WaitCall:
     """Wait for another run."""
+    if not hasattr(handle, "outcome"):
+        raise Validation(
+            f"run.result takes a handle (got {handle!r})", hint="kedge.start(…) and queue.submit(…) give one"
+        )
     return WaitCall(f"result of {handle.key}", lambda session, path: wait_for_run(session, path, handle, wait_s))
 
 

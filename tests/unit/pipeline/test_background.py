@@ -241,6 +241,14 @@ def test_waiting_for_another_run_pauses_and_goes_on(store: CheckpointManager) ->
     assert parent() == "done"  # what was answered stays answered
 
 
+def test_what_cannot_be_waited_for_is_named(store: CheckpointManager) -> None:
+    with kedge.run("outer", store=store, progress=False) as run:
+        with pytest.raises(kedge.Validation, match=r"takes a handle \(got 'key'\)"):
+            run.result("key")  # type: ignore[arg-type]
+        with pytest.raises(kedge.Conflict, match="run outer is running, and in no queue"):
+            run.result(kedge.queue("q", store=store).handle("outer"))
+
+
 def test_children_pause_with_their_parent(store: CheckpointManager) -> None:
     may_go = threading.Event()
 
