@@ -23,8 +23,6 @@ from .run import Run
 from .step import Call, Options, parse_options
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from kedge.llm.calls import Shared
 
 P = ParamSpec("P")
@@ -121,10 +119,10 @@ class Pipeline(Generic[P, R]):
         except TypeError as error:
             raise Validation(f"pipeline {self.name}: {error}", hint=f"it takes {signature}") from None
 
-    def check_options(self, args: Sequence[Any], options: DataclassInstance) -> None:
+    def check_options(self, args: Sequence[Any], options: object) -> None:
         """Raise Validation for an option that the pipeline has a parameter of the same name for: whose is it?"""
         free = list(inspect.signature(self.function).parameters)[len(args) :]
-        for option in fields(options):
+        for option in fields(options):  # type: ignore[arg-type] # a dataclass
             if option.name in free and getattr(options, option.name) != option.default:
                 raise Validation(
                     f"{option.name}= is an option here, and a parameter of pipeline {self.name}",
