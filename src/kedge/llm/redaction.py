@@ -7,21 +7,14 @@ are decides what the model sees. So they are part of a call's key, by a hash tha
 from __future__ import annotations
 
 import hashlib
-import re
 from functools import lru_cache
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
+from kedge.pipeline.credentials import has_credentials, is_credential, plain_name
+
 HIDDEN = "…"
 
-# Everything inside these is hidden, whatever it is called.
-_CARRIERS = {
-    "auth", "authentication", "authorization", "cookies", "credentials", "env", "extraheaders", "headers",
-}  # fmt: skip
-_ENDINGS = (
-    "apikey", "authorization", "bearer", "connectionstring", "cookie", "credential", "credentials", "key", "passphrase",
-    "passwd", "password", "secret", "signature", "token",
-)  # fmt: skip
 _IN_URLS = ("auth", "code", "sig", "sas")
 _SCHEMAS = ("parameters", "inputschema", "schema", "jsonschema")
 _TOOLS = ("tools", "mcp_servers")
@@ -41,7 +34,7 @@ def public_url(parts: SplitResult) -> str:
     query = [
         (name, value)
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
-        if not (_is_secret(plain := _plain_name(name)) or plain in _IN_URLS)
+        if not (is_credential(name) or plain_name(name) in _IN_URLS)
     ]
     place = parts.netloc.rpartition("@")[2].lower()
     return urlunsplit((parts.scheme.lower(), place, parts.path, urlencode(sorted(query)), ""))
@@ -53,19 +46,11 @@ def slow_hash(secrets: bytes) -> bytes:
     return hashlib.scrypt(secrets, salt=b"kedge llm credentials", n=1 << 14, r=8, p=1, dklen=32)
 
 
-def _plain_name(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _is_secret(plain_name: str) -> bool:
-    return plain_name.endswith(_ENDINGS)
-
-
 def _member(name: str, value: Any, path: str, hidden: dict[str, Any], *, is_tool: bool) -> Any:
-    plain = _plain_name(name)
+    plain = plain_name(name)
     if value is None or isinstance(value, bool):
         return value
-    if plain in _CARRIERS or _is_secret(plain):
+    if has_credentials(name):
         hidden[path] = value
         return _blank(value)
     if plain in _SCHEMAS and isinstance(value, dict) and ("properties" in value or value.get("type") == "object"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -15,9 +14,10 @@ from kedge import codec
 from kedge.chunks import Deferred
 from kedge.errors import CheckpointError, UnsupportedType
 
+from .credentials import has_credentials, without_credentials
+
 Path = tuple[str, ...]
 
-_SECRET = re.compile(r"(password|passwd|secret|credential|api_?key|token)s?$", re.IGNORECASE)
 _PREVIEW_CHARACTERS = 200
 _PREVIEW_ENTRIES = 6  # of a list or dict
 
@@ -66,15 +66,16 @@ def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 def preview(name: str, value: object, depth: int = 2) -> str:
     """A value in a few words, for people; of what is no plain data only its type, so that no code of others runs.
 
-    What is named like a secret is left out.
+    What is named like a credential is left out, and what looks like one in a text.
     """
-    if _SECRET.search(name) and value is not None:
-        return "(not shown)"
     kind: type = type(value)
+    if value is not None and kind is not bool and (has_credentials(name) or has_credentials(name.removesuffix("s"))):
+        return "(not shown)"
     if value is None or kind in (bool, float) or (kind is int and -(1 << 64) < value < 1 << 64):  # type: ignore[operator]
         return repr(value)
     if isinstance(value, str) and kind is str:
-        return repr(value[:_PREVIEW_CHARACTERS]) + ("…" if len(value) > _PREVIEW_CHARACTERS else "")
+        text = without_credentials(value[: 4 * _PREVIEW_CHARACTERS])
+        return repr(text[:_PREVIEW_CHARACTERS]) + ("…" if len(text) > _PREVIEW_CHARACTERS else "")
     if not depth or not isinstance(value, list | tuple | dict) or kind not in (list, tuple, dict):
         return kind.__name__
     if isinstance(value, dict):

@@ -263,6 +263,30 @@ def test_partials_are_opened_and_a_methods_own_object_is_no_input(store: Checkpo
     assert (work.calls, thing.calls) == (2, 1)
 
 
+def test_inputs_are_shown_without_credentials(store: CheckpointManager) -> None:
+    def fetch(url: str, count: int, secret_key: str, options: dict[str, Any], texts: list[str]) -> None:
+        pass
+
+    options = {"Authorization": "hunter2", "deep": {"api-keys": ["hunter2"]}, "passwords": ["hunter2"], "plain": 7}
+    texts = ["host=db password='hunter2 hunter2' dbname=x", "https://h/?sig=hunter2&page=2", "Bearer hunter2"]
+    with kedge.run("r", store=store) as run:
+        run.step("fetch", fetch, "postgresql://me:hunter2@db/x", 3, "hunter2", options, texts)
+        run.llm(
+            "ask", lambda **_: "hi", model="m", messages=[{"role": "user", "content": "hello"}],
+            extra_headers={"x-token": "hunter2"}, tools=[{"headers": {"any": "hunter2"}}],
+        )  # fmt: skip
+        with pytest.raises(ZeroDivisionError):
+            run.step("fail", lambda password: 1 / 0, password="hunter2")
+    records = store.list("r")
+    assert "hunter2" not in str([record.metadata for record in records])
+    given: Any = next(record.metadata["given"] for record in records if record.step == "fetch")
+    assert (given["url"], given["count"]) == ("'postgresql://…@db/x'", "3")
+    assert "'plain': 7" in given["options"]
+    assert "page=2" in given["texts"]
+    asked: Any = next(record.metadata["given"] for record in records if record.step == "ask")
+    assert "hello" in asked["messages"]
+
+
 def test_one_owner_at_a_time_and_a_stale_one_is_refused(store: CheckpointManager) -> None:
     with kedge.run("r", store=store, signals=False) as run:
         with pytest.raises(Conflict, match="run r has another owner"), kedge.run("r", store=store):
