@@ -17,7 +17,8 @@ import ormsgpack
 import pytest
 
 import kedge
-from kedge.errors import LeaseHeld, LeaseLost
+from kedge.errors import LeaseHeld, LeaseLost, OutcomeUnknown, Unavailable
+from kedge.index.group_commit import Save, Waiting
 from kedge.ports import KEYS, ChunksGone, KeysChanged, Selection
 from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
@@ -335,6 +336,47 @@ def test_a_lease_and_the_first_save_under_it_take_one_round_trip_each(
         index.acquire_lease("new", "me", 60)
     assert (refused.value.holder, refused.value.token) == ("another", 2)
     assert [event.action for event in index.events() if event.job == "new"] == ["lease", "save", "release", "lease"]
+
+
+def test_a_lease_that_was_taken_is_not_taken_again_with_what_came_with_it(
+    index: PostgresIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first save of a job needs a second look, behind which the server is gone for a moment."""
+    from kedge.index.postgres.batch import TakeLease
+
+    together, failures = index._run_together, iter([Unavailable("the server has gone")])
+
+    def fail_once(*args: Any) -> bool:
+        for failure in failures:
+            raise failure
+        return together(*args)
+
+    monkeypatch.setattr(index, "_run_together", fail_once)
+    batch: list[Waiting[Any]] = [Waiting(TakeLease("a", "me", 60)), Waiting(Save([record(job="b")], "me"))]
+    index._run_batch(batch)
+    assert [waiting.error for waiting in batch] == [None, None]
+    assert batch[0].result.token == 1
+    assert [saved.seq for saved in batch[1].result] == [1]
+
+
+def test_a_lease_whose_answer_was_lost_is_not_said_to_be_anothers(
+    index: PostgresIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, is_done = index._write, True
+    answers = iter([OutcomeUnknown("the connection was lost")])
+
+    def lose_an_answer(operation: Any) -> Any:
+        for lost in answers:
+            if is_done:
+                write(operation)
+            raise lost
+        return write(operation)
+
+    monkeypatch.setattr(index, "_write", lose_an_answer)
+    with pytest.raises(OutcomeUnknown):
+        index.acquire_lease("job", "me", 60)
+    is_done, answers = False, iter([OutcomeUnknown("the connection was lost")])
+    assert index.acquire_lease("another job", "me", 60).token == 1
 
 
 def test_a_run_of_one_step_takes_eight_round_trips(url: str, asked: list[object]) -> None:

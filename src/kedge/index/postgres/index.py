@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from kedge.errors import OutcomeUnknown, StorageError
+from kedge.errors import LeaseHeld, OutcomeUnknown, StorageError
 from kedge.index.changes import SqlChanges
 from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting, one_by_one
 from kedge.index.rows import Row, late_manifests
@@ -84,29 +84,30 @@ class PostgresIndex(PostgresReads, SqlChanges):
         return self._write_again(change) if is_repeatable else self._write(change)
 
     def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
-        """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
+        """All operations in one transaction or two; each gets its result, its refusal, or the failure of all."""
+        left = list(batch)  # what is not done yet
         try:
-            self._server.backoff.run(lambda: self._run_transaction(batch))
+            self._server.backoff.run(lambda: self._run_transaction(left))
         except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
-            for waiting in batch:
+            for waiting in left:
                 waiting.error = typed(failure, self._server.name)
         except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
-            for waiting in batch:
+            for waiting in left:
                 waiting.error = StorageError(f"{self._server.name}: the commit was interrupted", hint="save again")
             raise
 
-    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
+    def _run_transaction(self, left: list[Waiting[Any]]) -> None:
         """May be run again as long as no commit was sent: Unavailable. Afterwards callers get OutcomeUnknown."""
         with self._server.lend() as db:
-            batch = self._run_quickly(db, batch)
-            if not batch:
+            left[:] = self._run_quickly(db, left)  # what is done is not done again
+            if not left:
                 return
-            if not self._run_together(db, batch):
-                self._run_apart(db, batch)
+            if not self._run_together(db, left):
+                self._run_apart(db, left)
             try:
                 db.execute("COMMIT")
             except psycopg.OperationalError as error:
-                self._lose(db, batch, error)
+                self._lose(db, left, error)
 
     def _lose(self, db: Connection, batch: Sequence[Waiting[Any]], error: Exception) -> None:
         lost = OutcomeUnknown(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
@@ -198,7 +199,16 @@ class PostgresIndex(PostgresReads, SqlChanges):
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
         if job == KEYS:
             return super().acquire_lease(job, holder, ttl_s)
-        return self._write_again(TakeLease(job, holder, ttl_s))  # one whose answer was lost runs out by itself
+        taking = TakeLease(job, holder, ttl_s)
+        try:
+            return self._write(taking)
+        except OutcomeUnknown as unknown:
+            try:
+                return self._write_again(taking)
+            except LeaseHeld as held:
+                if held.holder != holder:
+                    raise
+                raise unknown from held  # it may be ours, and runs out by itself
 
     def release_lease(self, lease: Lease) -> None:
         if lease.job == KEYS:
