@@ -157,8 +157,10 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
                 # On its own connection: a fork waits for it to come back, and would keep others from being lent.
                 manifests = partial(self._walk, partial(self._fetch, connection))
                 stop = (lambda: False) if is_last else (lambda: self._pool.is_paused)
-                swept = sweep(connection, self._ns, manifests, references, stop, check)
-                connection.renumber()
+                try:
+                    swept = sweep(connection, self._ns, manifests, references, stop, check)
+                finally:
+                    connection.renumber()  # a sweep that fails may have deleted before
                 if swept is not None:
                     return swept
         raise AssertionError("the last sweep never stops")
