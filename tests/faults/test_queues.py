@@ -136,7 +136,7 @@ def test_an_entry_that_is_deleted_too_early_is_noticed(tmp_path: Path, monkeypat
     def work() -> int:
         return 1
 
-    def deletes_first(worker: Any, job: str, entry: Any, lease: Any) -> None:
+    def deletes_first(worker: Any, job: str, entry: Any, *_: Any) -> None:
         store.delete(job, entry.id)
         raise kedge.StorageError("killed here")
 
