@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def pair(path: str) -> Iterator[tuple[SqliteIndex, SqliteIndex]]:
     """Two that have found out that they are not alone, each with a job of its own."""
-    with closing(SqliteIndex(path, busy_timeout_s=WAIT_S)) as one, closing(SqliteIndex(path)) as two:
+    patient = partial(SqliteIndex, path, busy_timeout_s=WAIT_S)
+    with closing(patient()) as one, closing(patient()) as two:
         for _ in range(3):
             save(one, record("one"))
             save(two, record("two"))
@@ -234,24 +236,23 @@ def test_saves_that_many_threads_share_get_their_turn_beside_a_busy_process(
     pair: tuple[SqliteIndex, SqliteIndex],
 ) -> None:
     """A batch cannot be asked for: who has the turn passes it on."""
-    is_done = threading.Event()
+    is_busy, is_done = threading.Event(), threading.Event()
 
-    def be_busy() -> int:
-        count = 0
+    def be_busy() -> None:
         while not is_done.is_set():
             save(pair[0], record("one"))
-            count += 1
-        return count
+            is_busy.set()
 
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(be_busy)
         try:
+            assert is_busy.wait(WAIT_S)
             for _ in range(20):
                 outcomes = pair[1].commit_each([(record("two"), "test") for _ in range(3)])
                 assert not any(isinstance(outcome, BaseException) for outcome in outcomes)
         finally:
             is_done.set()
-        assert busy.result() > 0
+        busy.result()
     assert len(pair[0].list("two")) == 63
 
 
