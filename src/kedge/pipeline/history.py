@@ -272,7 +272,8 @@ def _explain_step(
 def _why(results: Sequence[Checkpoint], failures: Sequence[Checkpoint]) -> str:
     """Why the newest result had to be made."""
     if len(results) == 1:
-        return f"it had failed {len(failures)} times" if failures else "it was not finished yet"
+        times = "once" if len(failures) == 1 else f"{len(failures)} times"
+        return f"it had failed {times}" if failures else "it was not finished yet"
     now, before = results[-1].metadata, results[-2].metadata
     reasons = []
     if now.get("version") != before.get("version"):

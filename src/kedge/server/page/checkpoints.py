@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -127,22 +126,22 @@ async def branch(
     """Make a state the newest of a job: as it is, or with the value at `path` replaced by `value`, which is JSON."""
 
     def make(store: CheckpointManager) -> Checkpoint:
-        return _edit(store, checkpoint_id, job, path, value) if path else store.resume_from(checkpoint_id, job)[0]
+        if path or value:
+            return _edit(store, checkpoint_id, job, path, value)
+        return store.resume_from(checkpoint_id, job)[0]
 
     made = await access.ask(make)
     return see(request, _address(made.id), f"This is the newest checkpoint of {made.job} now.")
 
 
 def _edit(store: CheckpointManager, checkpoint_id: str, job: str, path: str, text: str) -> Checkpoint:
+    if not path:
+        raise Validation("the new value has no path", hint="say where it belongs, such as optimizer/lr")
     source = store.get(checkpoint_id)
     if source.size_bytes > _EDITABLE_BYTES:
         most = f"up to {_EDITABLE_BYTES >> 20} MiB"
         raise TooLarge(f"{source.id} has {source.size_bytes:,} bytes", hint=f"states are edited here {most}; load it")
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise Validation(f"the value is not JSON: {error}", hint='texts need quotes: "yes"') from error
-    state = states.replaced(store.load(source.id), path, value)
+    state = states.replaced(store.load(source.id), path, states.parse_value(text))
     metadata = {**source.metadata, "edited": path[:200]}
     made = store.save(job, source.step, state, level=source.level, parent=source.id, metadata=metadata)
     return store.get(made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from kedge.errors import Conflict, Corrupted, NotFound, Validation
+from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.llm.bills import Bill, totals
 from kedge.llm.pricing import dollars
 from kedge.manager import CheckpointManager
@@ -232,10 +231,7 @@ async def signal_run(
     value: Annotated[str, Form(max_length=100_000)] = "",
 ) -> Response:
     """Send a value, given as JSON, to a run that waits, or will wait, for it."""
-    try:
-        sent = json.loads(value) if value.strip() else None
-    except ValueError as error:
-        raise Validation(f"the value is not JSON: {error}", hint='texts need quotes: "yes"') from error
+    sent = states.parse_value(value) if value.strip() else None
 
     def post(store: CheckpointManager) -> None:
         if find_run(store, key).status in (RunStatus.COMPLETED, RunStatus.CANCELLED):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from kedge.codec import BufferSummary
+from kedge.codec.json_view import from_json
 from kedge.diff.outline import StoredState, children, inside, open_state
 from kedge.errors import NotFound, Validation
 from kedge.files import FilesSummary
@@ -93,6 +94,14 @@ def level_at(state: StoredState, path: str, start: int = 0) -> Level:
         return Level(path, (_node("", path, value),), 0, 1)
     shown = [_node(name, f"{path}/{name}" if path else name, child) for name, child in every[start:][:LEVEL_NODES]]
     return Level(path, tuple(shown), start, len(every))
+
+
+def parse_value(text: str) -> Any:
+    """The value that somebody typed as JSON."""
+    try:
+        return from_json(text)
+    except Validation as error:
+        raise Validation(f"the value: {error.message}", hint='texts need quotes: "yes"') from None
 
 
 def replaced(state: Any, path: str, value: object) -> Any:
