@@ -1,10 +1,11 @@
-"""The page of a run that started others."""
+"""The page of a run: the runs it started, items that failed."""
 
 from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
 import kedge
+from kedge.pipeline.consumer import Worker
 
 
 @kedge.pipeline
@@ -22,3 +23,25 @@ def test_a_run_leads_to_the_runs_it_started_and_back(client: TestClient, store: 
     assert started.count("status-completed") == 2
     assert '<a href="/runs/parent" title="The run that started it">' in client.get("/runs/child-1").text
     assert 'id="children"' not in client.get("/runs/child-1").text
+
+
+def test_failed_items_of_a_queues_run_are_put_back(client: TestClient, store: kedge.CheckpointManager) -> None:
+    tried: list[int] = []
+
+    @kedge.pipeline
+    def work() -> None:
+        def item(number: int) -> int:
+            tried.append(number)
+            return 1 // number
+
+        kedge.current_run().map(item, [0, 1], name="items", key=str, workers=1, on_error="collect")
+
+    kedge.queue("q", store=store).submit(work, key="r")
+    Worker(store, ["q"], {work.name: work}, lease_s=60).serve(until_empty=True)
+    page = client.get("/runs/r").text
+    assert 'action="/queues/retry"' in page
+    assert "Retry all 1 failed" in page
+    assert "belongs to queue" in client.get("/runs/r/item", params={"map": "items", "item": "0"}).text
+    client.post("/queues/retry", data={"queue": "q", "run": "r"}, headers={"Sec-Fetch-Site": "same-origin"})
+    Worker(store, ["q"], {work.name: work}, lease_s=60).serve(until_empty=True)
+    assert tried == [0, 1, 0]

@@ -20,7 +20,7 @@ from kedge.pipeline.items import FailedItem, FoundItem, MapItems, find_item, map
 from . import states
 from .charts import cells
 from .memory import memory_of
-from .resuming import can_resume, start_again
+from .resuming import can_requeue, can_resume, start_again
 from .templates import Number, PageRoute, Reader, Writer, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -99,6 +99,7 @@ async def item(
             "problem": problem,
             "attempts": list(reversed(found.failures))[:_ATTEMPTS],
             "can_retry": found.status == "failed" and can_resume(run, has_failed_items=True),
+            "can_requeue": found.status == "failed" and can_requeue(run, has_failed_items=True),
             "name": f"{map}/{found.key}",
         }
 

@@ -19,6 +19,11 @@ def can_resume(run: RunSummary, *, has_failed_items: bool) -> bool:
     )
 
 
+def can_requeue(run: RunSummary, *, has_failed_items: bool) -> bool:
+    """Whether a queue's workers can try the failed items of a completed run again."""
+    return bool(run.queue) and run.status is RunStatus.COMPLETED and has_failed_items
+
+
 async def start_again(access: Access, key: str) -> None:
     """Have the runner start the run again; refused where that makes no sense."""
 

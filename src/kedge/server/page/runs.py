@@ -41,7 +41,7 @@ from . import states
 from .approvals import MOST_JOBS, as_json, asked, decided
 from .items import grid_of
 from .memory import memory_of
-from .resuming import can_resume, start_again
+from .resuming import can_requeue, can_resume, start_again
 from .templates import Number, PageRoute, Reader, Writer, answer, see
 from .timeline import Row, Span, timeline
 
@@ -127,11 +127,12 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
         "can_cancel": may_write and not has_ended and not is_cancelling,
         "can_signal": may_write and not has_ended,
         "can_resume": can_resume(run, has_failed_items=has_failed_items),
+        "can_requeue": can_requeue(run, has_failed_items=has_failed_items),
         "signals": [wait.get("name", "") for wait in run.waiting if wait.get("for") == SIGNAL],
         "asks": asked(store, key),
         "decisions": decided(store, key),
         "progress": run.progress,
-        "command": f"kedge runs resume {key}",
+        "command": f"kedge queue retry {run.queue} {key}" if run.queue else f"kedge runs resume {key}",
         "money": [("Models", str(bills_of(store, key).get("", "")))],
     }
 
