@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Request
 from starlette.responses import Response
 
-from kedge.errors import NotAllowed, NotFound
+from kedge.errors import NotAllowed, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.server.auth import Access
 from kedge.server.tokens import ACCESS, Scope, Token, Tokens
@@ -34,18 +34,26 @@ async def create_token(
     name: Annotated[str, Form(max_length=128)],
     scope: Annotated[Scope, Form()],
     namespaces: Annotated[list[str], Form()],
-    days: Annotated[str, Form(max_length=20, pattern=r"^\s*(\d+(\.\d+)?)?\s*$")] = "",
+    days: Annotated[str, Form(max_length=20)] = "",
 ) -> Response:
     """Make a token and show it, this once."""
     if foreign := [each for each in namespaces if each not in access.caller.namespaces]:
         raise NotAllowed(f"namespace {foreign[0][:128]} is not open to you", hint="ask for a token for it")
 
     def make(_: CheckpointManager) -> dict[str, Any]:
-        expires_days = float(days) if days.strip() else None
-        made, text = _managed(access).create(name, scope, namespaces, expires_days=expires_days)
+        made, text = _managed(access).create(name, scope, namespaces, expires_days=_parse_days(days))
         return {**_facts(access), "made": made, "text": text}
 
     return await answer(request, access, "tokens.html", make)
+
+
+def _parse_days(text: str) -> float | None:
+    try:
+        return float(text) if text.strip() else None
+    except ValueError:
+        raise Validation(
+            f"days must be a number (got {text!r})", hint="leave it empty for a token that never expires"
+        ) from None
 
 
 @router.post("/tokens/revoke")
