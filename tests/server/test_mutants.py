@@ -207,6 +207,6 @@ def test_scope_of_a_route_is_noticed_by_the_matrix(request: pytest.FixtureReques
 def test_a_stop_without_drain_is_noticed(tmp_path: Path) -> None:
     """The stream that was open is cut off instead of ended."""
     at_once = "import os, signal\nfrom kedge.server import process\n"
-    at_once += "process._drain_on_signal = lambda _: signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
+    at_once += "process._drain_on_signal = lambda *_, **__: signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
     with pytest.raises(httpx.RemoteProtocolError):
         test_process.stop_under_load(tmp_path / "store", before=at_once)

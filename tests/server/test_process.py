@@ -35,6 +35,7 @@ def serving(place: Path, *arguments: str, before: str = "pass") -> Iterator[tupl
     command = [sys.executable, "-c", start, "serve", "--store", str(place), "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    drain = threading.Thread(target=process.stderr.read, daemon=True)
     try:
         for line in process.stderr:
             told = json.loads(line)["message"]
@@ -43,14 +44,14 @@ def serving(place: Path, *arguments: str, before: str = "pass") -> Iterator[tupl
                 break
         else:
             pytest.fail("it did not start")
-        drain = threading.Thread(target=process.stderr.read, daemon=True)
         drain.start()
         yield process, url
     finally:
         if process.poll() is None:
             process.kill()
         process.wait()
-        drain.join()
+        if drain.ident is not None:
+            drain.join()
         process.stderr.close()
 
 

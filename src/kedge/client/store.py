@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
+from typing import TypeVar
 from urllib.parse import quote
 
 from kedge.chunks import INLINE_BYTES, RecallingSource
@@ -34,6 +35,8 @@ _MAX_ATTEMPTS = 8
 _MOST_KNOWN = 65536
 _PAGE = 500
 _KEYS_AT_ONCE = 40
+
+T = TypeVar("T")
 
 
 class HttpStore(Loading):
@@ -144,6 +147,9 @@ class HttpStore(Loading):
         return self.parse(packed or self.read(checkpoint.id)[1], of=checkpoint.id)
 
     # Finding and changing
+
+    def together(self, read: Callable[[], T]) -> T:
+        return read()
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         return self.client.checkpoint(checkpoint_id)

@@ -57,7 +57,7 @@ class Store(Catalogue, Protocol):
 
     def together(self, read: Callable[[], T]) -> T:
         """`read()`, which calls this store several times, as quickly as one call."""
-        return read()
+        ...
 
     # Loading
 

@@ -17,6 +17,7 @@ from kedge.pipeline.progress import duration
 from .charts import Bar, ticked_axis, track
 
 _SHORTEST_S = 0.001  # that can be zoomed into
+_LONGEST_S = 1e10  # that a record is believed to have taken
 _TICKS = 6
 _STEPS_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 _DEEPEST = 6  # how far rows are indented
@@ -125,7 +126,7 @@ def _bars(records: Mapping[tuple[str, ...], StepHistory], maps: Sequence[MapItem
 
 def _bar(record: Checkpoint, look: str) -> Bar:
     seconds = record.metadata.get("seconds")
-    took = float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
+    took = float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= _LONGEST_S else 0.0
     end = record.created_at.timestamp()
     title = f"{look} in {duration(took)}, session {_session(record)}"
     return Bar(end - took, end, look, title, _session(record))
