@@ -45,3 +45,14 @@ def test_failed_items_of_a_queues_run_are_put_back(client: TestClient, store: ke
     client.post("/queues/retry", data={"queue": "q", "run": "r"}, headers={"Sec-Fetch-Site": "same-origin"})
     Worker(store, ["q"], {work.name: work}, lease_s=60).serve(until_empty=True)
     assert tried == [0, 1, 0]
+
+
+def test_fields_of_the_log_are_shown_and_anything_else_breaks_nothing(
+    client: TestClient, store: kedge.CheckpointManager
+) -> None:
+    with kedge.run("r", store=store, progress=False, signals=False) as run:
+        run.log("hello", region="eu")
+    store.save("r", "log", {}, tags={"kind": "log"}, metadata={"kind": "log", "text": "odd", "fields": 5})
+    page = client.get("/runs/r").text
+    assert "region=eu" in page
+    assert "odd" in page

@@ -12,7 +12,7 @@ import kedge
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import DEAD, DELAYED
 from kedge.pipeline.heartbeat import Heartbeat
-from tests.unit.cli.test_app import Run, answer, run, store  # noqa: F401 - fixtures
+from tests.unit.cli.test_app import Run, answer, manager, run, store  # noqa: F401 - fixtures
 from tests.waiting import wait_for
 
 
@@ -166,3 +166,17 @@ def test_a_worker_opens_a_store_and_makes_none(run: Run, store: Path) -> None:
     words = ("worker", "worker_program.py", "--queue", "q", "--until-empty")
     run(*words, "--store", "typo", code=4)
     assert not Path("typo").exists()
+
+
+def test_an_unknown_item_is_refused_before_anything_is_asked_for(run: Run, manager: kedge.CheckpointManager) -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    with kedge.run("r", store=manager, progress=False, signals=False) as current:
+        current.log("hello", region="eu")
+        with pytest.raises(ValueError, match="no"):
+            current.step("charge", fails)
+        current.step("release", list)
+    assert "hello region=eu" in run("runs", "show", "r").stdout
+    run("runs", "resume", "r", "--retry-failed", "--item", "map/key", code=4)
+    assert manager.list("r:inbox") == []

@@ -135,7 +135,10 @@ def show_command(session: Session, run: str) -> None:
     for line in logs:
         level = str(line.metadata.get("level", "info"))
         word = style(f"  {level}", _LOOKS.get(level, "dim")) if level != "info" else ""
-        click.echo(style(age(line.created_at), "dim") + word + "  " + safe(str(line.metadata.get("text"))))
+        fields = line.metadata.get("fields")
+        pairs = [f"{name}={value}" for name, value in fields.items()] if isinstance(fields, dict) else []
+        text = safe(" ".join([str(line.metadata.get("text")), *pairs]))
+        click.echo(style(age(line.created_at), "dim") + word + "  " + text)
     for step in steps:
         _print_step(step, bills, failing.get(step.path, []))
 
