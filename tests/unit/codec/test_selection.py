@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kedge import codec
-from kedge.codec.selection import Selection
+from kedge.codec.selection import Branches
 from kedge.errors import NotFound
 
 STATE = {
@@ -37,7 +37,7 @@ def test_a_branch_is_left_out_unwalked_only_if_nothing_in_it_matches(
 
     quick = outcome(load)
     with monkeypatch.context() as patch:
-        patch.setattr(Selection, "_may_match_below", lambda *_: True)
+        patch.setattr(Branches, "_may_match_below", lambda *_: True)
         assert outcome(load) == quick
 
 
@@ -49,7 +49,7 @@ def test_what_cannot_match_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> Non
         looked_at.append(path)
         return matches(self, path, patterns)
 
-    monkeypatch.setattr(Selection, "_matches", watched)
+    monkeypatch.setattr(Branches, "_matches", watched)
     encoded = codec.encode({"keys": b"k", "results": list(range(1000)), "more": {"keys": 1}})
     assert codec.decode(encoded.tree, lambda _: pytest.fail("it has no buffers"), only=["keys"]) == {"keys": b"k"}
     assert looked_at == ["", "keys", "results", "more"]
