@@ -43,9 +43,9 @@ def test_a_branch_is_left_out_unwalked_only_if_nothing_in_it_matches(
 
 def test_what_cannot_match_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
-    matches = Selection._matches
+    matches = Branches._matches
 
-    def watched(self: Selection, path: str, patterns: list[str]) -> bool:
+    def watched(self: Branches, path: str, patterns: list[str]) -> bool:
         looked_at.append(path)
         return matches(self, path, patterns)
 
