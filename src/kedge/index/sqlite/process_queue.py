@@ -198,7 +198,7 @@ class ProcessQueue:
             os.unlink(self._path)
 
     def _open(self) -> None:
-        """Where that fails, because the disk is full or a file system has no such locks, all do as if alone."""
+        """Where that fails, because the disk is full or the file belongs to another user, we do as if alone."""
         self._me = int.from_bytes(os.urandom(8))
         with suppress(OSError):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN_FILE)
@@ -266,9 +266,9 @@ class ProcessQueue:
         return number if number and number ^ check == token else 0
 
     def _read_save(self, place: int, token: int) -> Save | None:
-        found = self._read(_ASKED_AT + place * _PLACE_BYTES, _PLACE_BYTES)
-        written, readers, size, crc = _HEAD.unpack_from(found)
-        data = found[_HEAD.size : _HEAD.size + size]
+        content = self._read(_ASKED_AT + place * _PLACE_BYTES, _PLACE_BYTES)
+        written, readers, size, crc = _HEAD.unpack_from(content)
+        data = content[_HEAD.size : _HEAD.size + size]
         if written != token or readers != self._readers or zlib.crc32(data) != crc:
             return None  # nothing that we can do for it
         try:
