@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from .chunks import INLINE_BYTES
-from .errors import Conflict, NotAStore, NotFound, Validation, install_hint
+from .errors import Conflict, NotAStore, NotFound, Validation, install_hint, storage_errors
 from .ports import FORMAT_VERSION
 from .store.local import LocalStore
 
@@ -184,7 +184,6 @@ def directory_of(url: str) -> Path | None:
 def share_with(url: str, group: str) -> None:
     """Make the directory of a new store one that the users of a group share."""
     from .blobs.group_files import share_with
-    from .store.directory import naming
 
     path = directory_of(url)
     if path is None:
@@ -192,7 +191,7 @@ def share_with(url: str, group: str) -> None:
     if path.exists() and any(path.iterdir()):
         raise Conflict(f"{path} exists already", hint="chgrp and chmod it, with what is in it, or make a new store")
     try:
-        with naming("share", path):
+        with storage_errors("share", path):
             share_with(path, group)
     except LookupError as error:
         raise Validation(f"there is no group {group!r}", hint="getent group shows those that there are") from error

@@ -25,7 +25,7 @@ from kedge.blobs.group_files import OWN_FILE, is_writable, make_folder, make_sto
 from kedge.blobs.packs import PackBlobs
 from kedge.blobs.reserve import NAME as RESERVE
 from kedge.blobs.reserve import Reserve
-from kedge.errors import CheckpointError, Corrupted, NoSpace, NotAStore, NotFound, storage_error
+from kedge.errors import Corrupted, NoSpace, NotAStore, NotFound, storage_errors
 from kedge.index.sqlite.closed_mark import SUFFIX as STATE
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.process_queue import SUFFIX as QUEUE
@@ -73,7 +73,7 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
     Where nothing can be written the store is opened for reading.
     """
     path = absolute(path)
-    with naming("open the store", path):
+    with storage_errors("open the store", path):
         if not (path / MARKER).is_file():
             if not create:
                 raise NotFound(f"there is no store at {path}", hint="check --store or $KEDGE_STORE")
@@ -125,7 +125,7 @@ def _open_index(path: Path, namespace: str) -> SqliteIndex:
 
 def open_packs(path: Path) -> PackBlobs:
     """The bytes of a store whose index is elsewhere, on this machine: packs in `path`, which is made if it is new."""
-    with naming("use for the bytes of a store", path):
+    with storage_errors("use for the bytes of a store", path):
         if (path / MARKER).exists():
             raise NotAStore(f"{path} is a store of its own", hint="give an empty or new directory for the bytes")
         if path.exists() and not path.is_dir():
@@ -145,17 +145,6 @@ def absolute(path: Path) -> Path:
         return path.expanduser().absolute()
     except (OSError, RuntimeError) as error:  # no such user, or the working directory is gone
         raise NotAStore(f"{path} names no directory here: {error}", hint="give an absolute path") from error
-
-
-@contextmanager
-def naming(action: str, path: Path) -> Iterator[None]:
-    """Errors of the operating system leave as ours."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise storage_error(action, str(path), error) from error
 
 
 def read_marker(path: Path) -> Marker:
@@ -210,7 +199,7 @@ def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
 
     The index is the truth; both follow it at the next opening when a crash comes between.
     """
-    with naming("mark as encrypted the store", path):
+    with storage_errors("mark as encrypted the store", path):
         if not read_marker(path).is_encrypted:
             with locked(path):
                 write_marker(path, replace(read_marker(path), is_encrypted=True))
@@ -219,7 +208,7 @@ def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
 
 def keep_copy(path: Path, namespace: str, keyring: str) -> None:
     """Keep a copy of a keyring in the folder `path`, if it is not there yet."""
-    with naming("keep a copy of the keyring in", path):
+    with storage_errors("keep a copy of the keyring in", path):
         if read_keyrings(path).get(namespace) == keyring:
             return
         with locked(path):
@@ -230,10 +219,10 @@ def keep_copy(path: Path, namespace: str, keyring: str) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes from making or rebuilding this store meanwhile. The kernel drops it with the process."""
-    with naming("lock", path):
+    with storage_errors("lock", path):
         handle = open_lock(path / "lock")
     try:
-        with naming("lock", path):
+        with storage_errors("lock", path):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from kedge import codec
 from kedge.codec.json_view import to_json_view
-from kedge.errors import Corrupted, NotAStore, NotFound
+from kedge.errors import Corrupted, NotAStore, NotFound, storage_errors
 from kedge.index.files.index import FilesIndex, make_folder
 from kedge.index.files.shown_files import INSIDE
 from kedge.ports import ENVELOPE
 
-from .directory import absolute, naming, packs_of, refuse_network
+from .directory import absolute, packs_of, refuse_network
 from .local import LocalStore
 from .manifest import parse_small
 
@@ -20,7 +20,7 @@ from .manifest import parse_small
 def open_files(path: Path, *, namespace: str, create: bool) -> LocalStore:
     """The store of readable files in `path`, which is made if it does not exist or is empty."""
     path = absolute(path)
-    with naming("open the store", path):
+    with storage_errors("open the store", path):
         if not is_files(path):
             if (path / INSIDE / "packs").is_dir():  # which come after the journal
                 raise Corrupted(

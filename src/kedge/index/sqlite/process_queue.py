@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from kedge.blobs.group_files import OWN_FILE, share
-from kedge.errors import OutcomeUnknown, StorageError, storage_error
+from kedge.errors import OutcomeUnknown, StorageError, storage_errors
 from kedge.index.group_commit import Save, Waiting
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
 from kedge.ports import NewCheckpoint
@@ -92,31 +92,28 @@ class ProcessQueue:
         save = operation if len(batch) == 1 and isinstance(operation, Save) else None
         unserved: list[Asked] = []
         try:
-            number = self.wait(save, wait_s)
-            if number and save is not None:
-                batch[0].result = [new.saved(number, new.digest.hex()) for new in save.records]
-                confirm()
-                return
-            if self._is_offered and save is not None and (landed := writes.landed(save.records[0])) is not None:
-                batch[0].result = [landed]
-                confirm()
-                return
-            asked = self.asked()
-            others = _waiting(asked)
-            if not (self._was_last and writes.save_together([*batch, *others])):  # False if anybody wrote since
-                writes.begin()
-                asked = self.asked()  # again: nobody overtakes now those who still wait
+            with storage_errors("use", self._path):
+                number = self.wait(save, wait_s)
+                if number and save is not None:
+                    batch[0].result = [new.saved(number, new.digest.hex()) for new in save.records]
+                    confirm()
+                    return
+                if self._is_offered and save is not None and (landed := writes.landed(save.records[0])) is not None:
+                    batch[0].result = [landed]
+                    confirm()
+                    return
+                asked = self.asked()
                 others = _waiting(asked)
-                writes.run_all([*batch, *others])
-            confirm()
-            numbers = iter([_number_of(waiting) for waiting in others])
-            unserved = self.answer(asked, [next(numbers) if each.save is not None else 0 for each in asked])
-            self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
-            writes.others_write = self._lone_turns < _LONE_TURNS
-        except StorageError:
-            raise
-        except OSError as error:
-            raise storage_error("use", self._path, error) from error
+                if not (self._was_last and writes.save_together([*batch, *others])):  # False if anybody wrote since
+                    writes.begin()
+                    asked = self.asked()  # again: nobody overtakes now those who still wait
+                    others = _waiting(asked)
+                    writes.run_all([*batch, *others])
+                confirm()
+                numbers = iter([_number_of(waiting) for waiting in others])
+                unserved = self.answer(asked, [next(numbers) if each.save is not None else 0 for each in asked])
+                self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
+                writes.others_write = self._lone_turns < _LONE_TURNS
         finally:
             self.end_turn(unserved)
 
