@@ -48,6 +48,7 @@ RUN_HERE = {
     ),
     "docs/adk.md": Setting(("module:google.adk",)),
     "docs/llm.md": Setting(("module:openai",)),
+    "docs/pipelines.md": Setting(),
     "docs/pydantic-ai.md": Setting(("module:pydantic_ai",)),
     "docs/tensors.md": Setting(("module:torch",)),
 }
@@ -59,7 +60,6 @@ RUN_ELSEWHERE = {
     "docs/service.md": "tests/server/test_client.py",
 }
 INTERNAL = {"KEDGE_SERVE"}  # between processes of Kedge
-FRAGMENTS = {"docs/pipelines.md"}  # its blocks do not make a program yet
 
 
 def examples(document: str) -> list[str]:
@@ -78,7 +78,7 @@ def program(document: str) -> str:
 def test_the_code_of_every_document_is_run() -> None:
     documents = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
     with_code = {document for document in documents if examples(document)}
-    assert with_code == RUN_HERE.keys() | RUN_ELSEWHERE.keys() | FRAGMENTS
+    assert with_code == RUN_HERE.keys() | RUN_ELSEWHERE.keys()
     for document, test in RUN_ELSEWHERE.items():
         assert Path(document).name in (ROOT / test).read_text()
 
@@ -97,6 +97,36 @@ def test_a_document_runs_as_a_script_twice(document: str, tmp_path: Path) -> Non
             command = [sys.executable, "-W", "ignore", "example.py"]
             done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=200)
             assert done.returncode == 0, f"{document}, the {time} time:\n{done.stderr[-3000:]}"
+
+
+def titled(document: str, name: str) -> str:
+    """A block of a document that is a file of its own."""
+    blocks = re.findall(r'^```python title="(.*?)"\n(.*?)^```', (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    return dict(blocks)[name]
+
+
+def in_shell(folder: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def test_the_release_of_the_pipelines_waits_for_a_person_and_for_rows(tmp_path: Path) -> None:
+    (tmp_path / "release.py").write_text(titled("docs/pipelines.md", "release.py"))
+    in_shell(tmp_path, "release.py", code=75)
+    in_shell(tmp_path, "-m", "kedge", "approve", "release", "--by", "ada", "--store", "my-store")
+    in_shell(tmp_path, "release.py", code=75)
+    in_shell(tmp_path, "-m", "kedge", "runs", "signal", "release", "rows arrived", "[1, 2]", "--store", "my-store")
+    assert in_shell(tmp_path, "release.py") == "ada approved 2 rows\n"
+
+
+def test_a_worker_executes_what_the_pipelines_submit(tmp_path: Path) -> None:
+    (tmp_path / "ocr.py").write_text(titled("docs/pipelines.md", "ocr.py"))
+    asking = subprocess.Popen([sys.executable, "ocr.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    with kedge.open(tmp_path / "my-store") as store:
+        wait_for(lambda: store.list("queue:ocr"), "nothing is submitted")
+    in_shell(tmp_path, "-m", "kedge", "worker", "ocr.py", "--queue", "ocr", "--until-empty", "--store", "my-store")
+    assert asking.communicate(timeout=100)[0] == "text of page-7.png\n"
 
 
 def test_the_first_program_is_killed_and_continues(tmp_path: Path) -> None:

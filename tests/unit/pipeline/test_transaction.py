@@ -1,5 +1,7 @@
 """Steps that write to the user's own PostgreSQL exactly once, wherever the process dies."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,3 +202,21 @@ def test_what_keeps_a_transaction_from_beginning_is_named(store: CheckpointManag
             assert "CREATE TABLE" in str(refused.value.hint)
         with pytest.raises(kedge.Conflict, match="connection is closed"):
             run.transaction(conn).step("closed", book, 7)
+
+
+def test_the_program_of_the_document_books_once(postgres: "Cluster", tmp_path: Path) -> None:
+    import psycopg
+
+    url = postgres.empty_database()
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("CREATE TABLE seats (id int, taken boolean DEFAULT false)")
+        db.execute("INSERT INTO seats (id) VALUES (12), (13)")
+    text = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    program = text.partition('```python title="book.py"\n')[2].partition("```")[0]
+    assert "postgresql://user@db/shop" in program
+    (tmp_path / "book.py").write_text(program.replace("postgresql://user@db/shop", url))
+    for _ in range(2):
+        subprocess.run([sys.executable, "book.py"], cwd=tmp_path, check=True, timeout=100)
+    with psycopg.connect(url) as db:
+        assert db.execute("SELECT id, taken FROM seats ORDER BY id").fetchall() == [(12, True), (13, False)]
+        assert db.execute("SELECT count(*) FROM kedge_steps").fetchone() == (1,)
