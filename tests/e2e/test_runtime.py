@@ -215,6 +215,57 @@ while True:
 """
 
 
+THREADS = """
+import threading, time
+counts = [0, 0]
+def count(place):
+    while True:
+        counts[place] += 1
+        time.sleep(0.002)  # sleep: the pace of the program
+for place in range(2):
+    threading.Thread(target=count, args=(place,)).start()
+while True:
+    filters = [line.split()[1] for line in open("/proc/thread-self/status") if line.startswith("Seccomp:")]
+    others = [open(f"/proc/self/task/{one.native_id}/status").read() for one in threading.enumerate()]
+    filters += [line.split()[1] for text in others for line in text.splitlines() if line.startswith("Seccomp:")]
+    with open("/work/log", "a") as log:
+        log.write(f"{min(counts)} {''.join(sorted(set(filters)))}\\n")
+    time.sleep(0.002)  # sleep: the pace of the program
+"""
+
+
+@criu
+@pytest.mark.parametrize("is_confined", [True, False])
+def test_threads_go_on_and_stay_confined(engine: Engine, is_confined: bool) -> None:
+    """Docker gives every container a seccomp filter."""
+    denied = {"names": ["kexec_load"], "action": "SCMP_ACT_ERRNO"}
+    seccomp = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [denied]}
+    settings = (*KEPT, "KEDGE_POLICY=fail")
+
+    def bundle(name: str, **options: Any) -> Path:
+        made = engine.bundle(name, *settings, program=(PYTHON, "-c", THREADS), **options)
+        spec = json.loads((made / "config.json").read_text())
+        (made / "config.json").write_text(
+            json.dumps({**spec, "linux": {**spec["linux"], **({"seccomp": seccomp} if is_confined else {})}})
+        )
+        return made
+
+    first = bundle("one")
+    engine.start("one")
+    log = first / "upper/work/log"
+    wait_for(lambda: log.exists() and log.read_text().count("\n") > 5, "it does not begin")
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    log = bundle("two", lower=first / "lower") / "upper/work/log"
+    engine.start("two")
+    lines = log.read_text().splitlines()
+    wait_for(lambda: log.read_text().count("\n") > len(lines) + 20, "it does not go on")
+    steps = [line.split() for line in log.read_text().splitlines()]
+    assert [int(count) for count, _ in steps] == sorted(int(count) for count, _ in steps)
+    assert int(steps[-1][0]) > int(lines[-1].split()[0])
+    assert {modes for _, modes in steps} == {"2" if is_confined else "0"}
+
+
 @criu
 def test_the_loopback_of_a_network_of_its_own_is_up_again(engine: Engine) -> None:
     """Before the processes go on, and nothing of the configuration has changed."""

@@ -33,7 +33,7 @@ def refuse_more(images: str | os.PathLike[str], spec: Mapping[str, Any]) -> None
     for thread in threads:
         for excess in _excess(thread, spec):
             raise _refusal(f"thread {thread.thread} {excess}")
-    if len({thread.user_namespace for thread in threads}) > 1:
+    if len({thread.user_namespace for thread in threads} - {None}) > 1:
         raise _refusal("its threads are in several user namespaces")
     _refuse_other_users(rights.user_maps(images), spec)
 

@@ -111,6 +111,40 @@ def test_confinement_is_kept(tmp_path: Path) -> None:
     assert confinement(spec_of()) == []
 
 
+def write_threads(images: Path, *filters: list[tuple[int, int | bytes]]) -> None:
+    """A process of two threads, whose first one has the last of these filters; CRIU wrote none for the second."""
+    write_core(images, 1, (10, credentials()), (11, 2), (12, len(filters) - 1))
+    later = [(1, 1), (5, encode([(10, credentials()), (11, 0)]))]  # of what all threads share it says nothing
+    (images / "core-2.img").write_bytes(image("core", [later]))
+    (images / "pstree.img").write_bytes(image("pstree", [[(1, 1), (2, 0), (3, 1), (4, 1), (5, 1), (5, 2)]]))
+    (images / "seccomp.img").write_bytes(image("seccomp", [[(1, encode([(1, b"x" * 8), *one])) for one in filters]]))
+
+
+def test_a_filter_that_is_set_for_all_threads_confines_them(tmp_path: Path) -> None:
+    confined = spec_of(linux={"seccomp": {"defaultAction": "SCMP_ACT_ERRNO"}})
+    for filters in ([[(3, 1)]], [[(3, 1)], [(2, 0), (3, 3)]]):
+        write_threads(tmp_path / "images", *filters)
+        refuse_more(tmp_path / "images", confined)
+    for filters in ([[(3, 0)]], [[]], [[(3, 0)], [(2, 0), (3, 1)]], [[(2, 0), (3, 1)]], []):
+        write_threads(tmp_path / "images", *filters)
+        with pytest.raises(Conflict, match="thread 2 is confined by no seccomp filter"):
+            refuse_more(tmp_path / "images", confined)
+
+
+def test_an_old_image_names_the_filter_of_a_process(tmp_path: Path) -> None:
+    confined = spec_of(linux={"seccomp": {"defaultAction": "SCMP_ACT_ERRNO"}})
+    write_threads(tmp_path / "images", [])
+    for task, is_confined in (([(1, 1), (11, 2), (12, 0)], True), ([(1, 1), (11, 0)], False)):
+        own = encode([(10, credentials()), (11, 2)])
+        fields = [(1, 1), (3, encode(task)), (4, encode([(2, 5), (10, 1)])), (5, own)]
+        (tmp_path / "images" / "core-1.img").write_bytes(image("core", [fields]))
+        if is_confined:
+            refuse_more(tmp_path / "images", confined)
+        else:
+            with pytest.raises(Conflict, match="thread 1 is confined by no"):
+                refuse_more(tmp_path / "images", confined)
+
+
 def test_user_namespaces_are_those_of_the_configuration(tmp_path: Path) -> None:
     images = tmp_path / "images"
     write_core(images, 1, (10, credentials()))

@@ -42,6 +42,7 @@ MAGIC = {
     "unixsk": 0x54373943,
     "stats": 0x57093306,
     "userns": 0x55474906,
+    "seccomp": 0x64413049,
 }
 _STATES = {1: "running", 2: "dead", 3: "stopped", 6: "zombie"}
 _PARENT, _PRESENT = 1, 4

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from kedge.containers.protobuf import Message, NotAMessage
 
 from .image_files import ImageFiles
-from .images import damage, first_record, image_files
+from .images import damage, first_record, image_files, records
 
 _DEAD = (2, 6)  # states of a task: it runs no more
 _FILTER = 2  # a mode of seccomp
+_SYNC = 1  # a flag of a filter: set it for all threads of the process
 _USERS, _GROUPS = (1, 3, 5, 7), (2, 4, 6, 8)  # real, effective, saved, of files
 _SETS = {"inheritable": 9, "permitted": 10, "effective": 11, "bounding": 12, "ambient": 19}
 _CORE = re.compile(r"core-(\d{1,10})\.img")
@@ -36,7 +37,7 @@ class Rights:
     has_no_new_privileges: bool
     is_filtered: bool  # by seccomp
     label: str  # of AppArmor or SELinux
-    user_namespace: int  # 0: not told
+    user_namespace: int | None  # None: that of its process; 0: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ def rights(source: str | os.PathLike[str] | ImageFiles) -> Iterator[Rights]:
     """The rights of each thread that will run."""
     files = image_files(source)
     names = files.names()
+    synced = _synced(files, names)
     for name in sorted(names):
         if core_of := _CORE.fullmatch(name):
             with damage(files, name):
@@ -60,7 +62,7 @@ def rights(source: str | os.PathLike[str] | ImageFiles) -> Iterator[Rights]:
                 if task.number(1) in _DEAD:
                     continue
                 thread = int(core_of[1])
-                yield _rights(thread, core, task, _ids(files, names, thread, core))
+                yield _rights(thread, core, task, _ids(files, names, thread, core), is_synced=thread in synced)
 
 
 def user_maps(source: str | os.PathLike[str] | ImageFiles) -> tuple[list[Mapping], list[Mapping]] | None:
@@ -80,13 +82,12 @@ def user_maps(source: str | os.PathLike[str] | ImageFiles) -> tuple[list[Mapping
         return users, groups
 
 
-def _rights(thread: int, core: Message, task: Message, ids: Message) -> Rights:
+def _rights(thread: int, core: Message, task: Message, ids: Message, *, is_synced: bool) -> Rights:
     own = _only(core, 5)
     if own.count(10) != 1:
         raise NotAMessage("no credentials")
     credentials = own.message(10)
     sets = {name: _capabilities(credentials, field) for name, field in _SETS.items()}
-    mode = own.number(11) if 11 in own else task.number(11)
     return Rights(
         thread=thread,
         users=frozenset(credentials.number(field) for field in _USERS),
@@ -94,10 +95,48 @@ def _rights(thread: int, core: Message, task: Message, ids: Message) -> Rights:
         active=sets["inheritable"] | sets["permitted"] | sets["effective"] | sets["ambient"],
         bounding=sets["bounding"],
         has_no_new_privileges=credentials.number(18) == 1,
-        is_filtered=mode == _FILTER,
+        is_filtered=is_synced or _mode(own, task) == _FILTER,
         label=credentials.text(15),
-        user_namespace=ids.number(10),
+        user_namespace=ids.number(10) if 3 in core else None,
     )
+
+
+def _mode(own: Message, task: Message) -> int:
+    """Of seccomp. Old images have it in the task's part, which CRIU prefers."""
+    return task.number(11) if 11 in task else own.number(11)
+
+
+def _synced(files: ImageFiles, names: frozenset[str]) -> frozenset[int]:
+    """Threads that get the filters of their process's first thread. Where all threads of a process have the same
+    filters, CRIU writes them for the first one only, with a flag, and the others as if they had none."""
+    if not {"pstree.img", "seccomp.img"} <= names:
+        return frozenset()
+    with damage(files, "seccomp.img"):
+        filters = [one for record in records(files, "seccomp.img", "seccomp") for one in record.messages(1)]
+    with damage(files, "pstree.img"):
+        processes = list(records(files, "pstree.img", "pstree"))
+    found: set[int] = set()
+    for process in processes:
+        name = f"core-{process.number(1)}.img"
+        if name in names:
+            with damage(files, name):
+                if _sets_for_all(first_record(files, name, "core"), filters):
+                    found.update(process.numbers(5))
+    return frozenset(found)
+
+
+def _sets_for_all(core: Message, filters: list[Message]) -> bool:
+    own, task = _only(core, 5), _only(core, 3)
+    if _mode(own, task) != _FILTER:
+        return False
+    if 12 in task:  # an old image: CRIU always sets these for all
+        return True
+    at, last = own.number(12), len(filters)
+    while at < last and filters[at].number(3) & _SYNC:
+        if 2 not in filters[at]:
+            return True
+        at, last = filters[at].number(2), at  # the one before it
+    return False
 
 
 def _only(message: Message, field: int) -> Message:
