@@ -9,10 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 import kedge
+from kedge.care.repair import repair
+from kedge.care.repair_files import refile
 from kedge.cli.app import cli
 from tests.parts import require
 
 require("module:cryptography")
+from kedge.crypto import parse_master
+
 pytestmark = pytest.mark.faults
 
 KEY, WRONG = bytes(range(32)).hex(), bytes(range(1, 33)).hex()
@@ -77,3 +81,39 @@ def test_an_index_that_cannot_be_read_and_the_wrong_key(tmp_path: Path) -> None:
     assert run("check --repair", str(place), KEY) in REPAIRED
     with kedge.open(place, key=KEY, create=False) as store:
         assert store.restore("job") == STATES["large"]
+
+
+@pytest.mark.parametrize("lost", ["nothing", "index", "keyrings"])
+@pytest.mark.parametrize("kind", ["directory", "files"])
+def test_what_is_under_another_key_stays_until_that_is_given(tmp_path: Path, kind: str, lost: str) -> None:
+    if (kind, lost) == ("files", "keyrings"):
+        pytest.skip("files that are sealed need their keyring")
+    url, other = make(kind, tmp_path), {"small": {"n": 2}, "large": bytes(range(255, -1, -1)) * 1300}
+    with kedge.open(url, namespace="other", key=WRONG) as store:
+        parent = store.save("small", "deleted", 0)
+        child = store.save("small", "step", other["small"], parent=parent, tags={"k": "v"}, idempotency_key="once")
+        store.save("large", "step", other["large"])
+        store.delete("small", parent)
+    if lost != "nothing":
+        lose_index(url, keyrings=lost == "keyrings")
+    make_anew = refile if kind == "files" else repair
+    make_anew(Path(url.removeprefix("files:")), actor="t", master=parse_master(KEY))
+    assert run("gc", url, KEY) == 0
+    with kedge.open(url, namespace="other", key=WRONG) as store:
+        store.gc()
+        if lost == "nothing":
+            assert {job: store.restore(job) for job in other} == other
+    assert run("rebuild --namespace other", url, WRONG) in REPAIRED
+    with kedge.open(url, namespace="other", key=WRONG) as store:
+        assert {job: store.restore(job) for job in other} == other
+        if lost == "nothing":
+            assert store.get(child).tags == {"k": "v"}
+            assert store.save("small", "step", other["small"], idempotency_key="once") == child
+            assert store.get(store.save("small", "next", 3)).seq == 3
+        assert store.verify().is_ok
+        for job in other:
+            store.delete_job(job)
+        assert store.gc().packs_removed  # as anywhere, now that all packs have been read
+    with kedge.open(url, key=KEY) as store:
+        assert {job: store.restore(job) for job in STATES} == STATES
+        assert store.verify().is_ok

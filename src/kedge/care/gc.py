@@ -12,7 +12,7 @@ A crash between any two of these leaves garbage for the next gc, never a missing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -121,10 +121,11 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
 def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:
     """Delete the packs that nothing names; answers how many went, how many stayed, and the bytes of those."""
     used = {use.pack for use in store.index.packs()}
+    locked = store.index.locked().keys()
     removed = kept = bytes_kept = 0
     present = list(store.blobs.packs())
     for done, (pack, size) in enumerate(present, 1):
-        if pack not in used and store.blobs.remove(pack, partial(_is_garbage, store, pack)):
+        if pack not in used and not _tells_of(store, pack, locked) and _remove(store, pack):
             removed += 1
         else:
             kept += 1
@@ -134,8 +135,22 @@ def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | Non
     return removed, kept, bytes_kept
 
 
+def _remove(store: LocalStore, pack: str) -> bool:
+    return store.blobs.remove(pack, partial(_is_garbage, store, pack))
+
+
 def _is_garbage(store: LocalStore, pack: str) -> bool:
     return store.index.condemn(pack)
+
+
+def _tells_of(store: LocalStore, pack: str, namespaces: Collection[str]) -> bool:
+    """Whether a pack holds saves of these namespaces, which wait for a rebuild with their keys (I3)."""
+    if not namespaces:
+        return False
+    keys = NoKeys()
+    with suppress(NotFound):  # another gc has removed it
+        list(read_packs(store.blobs, [pack], keys))
+    return not keys.closed.keys().isdisjoint(namespaces)
 
 
 def _has_many_small(sizes: Iterable[int]) -> bool:
@@ -192,7 +207,8 @@ def _rewrite_in_room(store: LocalStore, pack: str, live: Sequence[Chunk]) -> Non
         if not store.index.make_room():
             raise
         _rewrite(store, pack, live)
-        store.blobs.remove(pack, partial(_is_garbage, store, pack))
+        if not _tells_of(store, pack, store.index.locked()):
+            _remove(store, pack)
 
 
 def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:

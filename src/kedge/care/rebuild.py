@@ -36,6 +36,7 @@ class RebuildReport:
     from_packs: int  # of those, known from packs alone
     corrupted: tuple[str, ...]  # of those, IDs that cannot be loaded: packs with chunks of theirs are gone
     locked: Mapping[str, int]  # saves under other keys, by the ID of the master key
+    closed: Mapping[str, str]  # namespaces under other keys, which were left as they are, with those IDs
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def rebuild(
         raise _wrong_key(opening.locked, keys)
     added = from_packs = 0
     corrupted: list[str] = []
-    for namespace in {*by_namespace, *known}:
+    closed = {name: master for name, master in opening.closed.items() if name not in by_namespace}
+    for namespace in {*by_namespace, *known} - closed.keys():
         found, elsewhere = by_namespace.setdefault(namespace, _Found()), known.get(namespace, Known())
         found.places.update(_present(elsewhere.chunks, packs))
         with open_store(namespace) as store:
@@ -94,7 +96,17 @@ def rebuild(
         from_packs += len(new - rows.keys())
         corrupted += [*(i for i in lost if i not in found.records), *damaged]
     count = sum(len(found.records) for found in by_namespace.values())
-    return RebuildReport(len(packs), count, added, from_packs, tuple(corrupted), dict(opening.locked))
+    return RebuildReport(len(packs), count, added, from_packs, tuple(corrupted), dict(opening.locked), closed)
+
+
+def still_locked(index: Index, closed: Mapping[str, str]) -> dict[str, str]:
+    """Of the namespaces that a rebuild left closed, those that no rebuild has read since the index was lost."""
+    before = index.locked()
+    try:
+        index.refuse_older()
+    except Corrupted:
+        before = {}
+    return {name: master for name, master in closed.items() if not before or name in before}
 
 
 def _present(chunks: Iterable[Chunk], packs: Mapping[str, int]) -> Iterator[tuple[bytes, Chunk]]:
@@ -122,7 +134,9 @@ def _add(store: LocalStore, found: _Found, actor: str) -> tuple[set[str], list[s
     for record in _in_order(missing.values()):
         chunks, status = _chunks_of(store, record, locate)
         parent = record.parent if record.parent and store.knows(record.parent) else None
-        whole = replace(_keyed(store.index, record), new_chunks=chunks, parent=parent, status=status)
+        has_chunks = record.has_chunks or bool(chunks)  # files do not say; gc looks only where there are some (I3)
+        keyed = _keyed(store.index, record)
+        whole = replace(keyed, new_chunks=chunks, has_chunks=has_chunks, parent=parent, status=status)
         try:
             if not _commit(store.index, whole, actor):
                 continue

@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from kedge.index.sqlite.closed_mark import SUFFIX as STATE
 from kedge.index.sqlite.closed_mark import lacks_log
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.process_queue import SUFFIX as QUEUE
-from kedge.index.sqlite.salvage import Salvaged, put_jobs, salvage
+from kedge.index.sqlite.salvage import Salvaged, put_jobs, put_sealed, salvage
 from kedge.store.directory import INDEX, PACKS, Marker, absolute, locked, read_keyrings, read_marker, write_marker
 from kedge.store.local import LocalStore
 
@@ -70,12 +70,33 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
             with closing(PackBlobs(str(path / PACKS))) as blobs:
                 opened = _opening(new, blobs, store_id, found, keys, actor)
                 report = rebuild(blobs, opened, actor=actor, keys=keys, known=_known(found, keys))
+            carried = _carry_closed(new, store_id, found, read_keyrings(path), report.closed)
             sync_directory(path)
             write_marker(path, Marker(store_id, new.name, is_encrypted=keys is not None))
             has_old = old.exists()
             kept = _put_aside(path, old)
     is_complete = found.is_complete and not is_cut
-    return RepairReport(report.added, report.from_packs, report.corrupted, is_complete, str(kept) if has_old else "")
+    added = report.added + carried
+    return RepairReport(added, report.from_packs, report.corrupted, is_complete, str(kept) if has_old else "")
+
+
+def _carry_closed(
+    new: Path, store_id: str, found: Salvaged, copies: Mapping[str, str], closed: Mapping[str, str]
+) -> int:
+    """Namespaces under other keys keep their keyrings and what the old index has of them; answers how much that is.
+
+    What is in packs alone waits for a rebuild with the right key, and gc keeps it until then (I3).
+    """
+    carried = 0
+    if closed:
+        from kedge.crypto import key_id_of
+
+        for namespace in closed:
+            if text := found.meta.get(f"keyring:{namespace}") or copies.get(namespace):
+                carried += put_sealed(new, namespace, text, key_id_of(text), found)
+        with closing(SqliteIndex(str(new), store_id=store_id)) as index:
+            index.accept(closed)
+    return carried
 
 
 def _known(found: Salvaged, keys: FoundKeys | None) -> dict[str, Known]:

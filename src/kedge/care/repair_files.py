@@ -68,6 +68,8 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
         try:
             known = {namespace: Known([row for row in found.values() if row]) for namespace, found in told.items()}
             report = rebuild(blobs, _opening(inside, new, keys, actor), actor=actor, keys=keys, known=known)
+            with closing(FilesIndex(new)) as index:
+                index.accept(report.closed)
         finally:
             blobs.close()
         count, is_lost = _put_aside(path, new, told)

@@ -22,6 +22,7 @@ class FoundKeys:
         self.master = master
         self.locked: Counter[str] = Counter()  # records that did not open, by the ID of the master key they want
         self._keyrings: dict[str, Keyring] = {}
+        self._others: dict[str, str] = {}  # namespaces with keyrings of other master keys, and the IDs of those
 
     @property
     def count(self) -> int:
@@ -32,11 +33,19 @@ class FoundKeys:
     def namespaces(self) -> Iterable[str]:
         return self._keyrings.keys()
 
+    @property
+    def closed(self) -> dict[str, str]:
+        """Namespaces none of whose keyrings is under our master key, with the ID of the one they want."""
+        return {name: master for name, master in self._others.items() if name not in self._keyrings}
+
     def add(self, store_id: str, namespace: str, text: str) -> None:
         """Take note of a keyring that the index of `store_id` had. One of another master key is of no use."""
         try:
             keyring = open_keyring(text, self.master, store_id, namespace)
-        except (Validation, Corrupted):
+        except Validation:
+            self._others[namespace] = master_of(text)
+            return
+        except Corrupted:
             return
         previous = self._keyrings.setdefault(namespace, keyring)
         more = tuple(secret for secret in keyring.secrets if secret not in previous.secrets)

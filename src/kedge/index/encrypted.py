@@ -356,8 +356,11 @@ class EncryptedIndex(SealedRows):
     def refuse_older(self) -> None:
         self.inner.refuse_older()
 
-    def accept(self) -> None:
-        self.inner.accept()
+    def accept(self, locked: Mapping[str, str]) -> None:
+        self.inner.accept(locked)
+
+    def locked(self) -> Mapping[str, str]:
+        return self.inner.locked()
 
     def make_room(self) -> bool:
         return self.inner.make_room()

@@ -5,6 +5,7 @@ Statements are SQLite's; each names its tables as `main.table`. `postgres.dialec
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -318,6 +319,10 @@ class SqlReads:
     def keyring(self) -> str | None:
         row = self._one("SELECT value FROM main.meta WHERE key = ?", f"keyring:{self.namespace}")
         return None if row is None else row[0]
+
+    def locked(self) -> Mapping[str, str]:
+        row = self._one("SELECT value FROM main.meta WHERE key = 'locked'")
+        return {} if row is None else json.loads(row[0])
 
     def totals(self) -> Mapping[str, int]:
         of_jobs = self._one(

@@ -392,12 +392,15 @@ class SqlWrites(SqlTransaction):
                     "the key away (key=, --key, $KEDGE_KEY, $KEDGE_KEY_FILE)",
                 )
             self._mark_encrypted()
-        for name, value in ((f"keyring:{self._namespace}", keyring), (f"key:{self._namespace}", key_id)):
-            self._do(
-                "INSERT INTO main.meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                name,
-                value,
-            )
+        self._note(f"keyring:{self._namespace}", keyring)
+        self._note(f"key:{self._namespace}", key_id)
         self._key_id = None
         self.event("key", actor, detail=json.dumps({"key": key_id}))
         return True
+
+    def set_locked(self, locked: Mapping[str, str]) -> None:
+        self._note("locked", json.dumps(dict(locked)))
+
+    def _note(self, name: str, value: str) -> None:
+        sql = "INSERT INTO main.meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        self._do(sql, name, value)

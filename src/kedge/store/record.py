@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
@@ -211,6 +211,11 @@ class Keys(Protocol):
     locked: Counter[str]  # records that did not open, by the ID of the master key they want
 
     @property
+    def closed(self) -> Mapping[str, str]:
+        """Namespaces of which nothing opens, with the ID of the master key they want."""
+        ...
+
+    @property
     def count(self) -> int:
         """How many data keys are known."""
         ...
@@ -225,10 +230,13 @@ class NoKeys:
 
     def __init__(self) -> None:
         self.locked: Counter[str] = Counter()
+        self.closed: dict[str, str] = {}
 
     def unwrap_record(self, payload: bytes, /) -> bytes:
-        _, _, keyring, _ = ormsgpack.unpackb(payload)
-        self.locked[str(json.loads(keyring)["master"])] += 1
+        _, namespace, keyring, _ = ormsgpack.unpackb(payload)
+        master = str(json.loads(keyring)["master"])
+        self.locked[master] += 1
+        self.closed[str(namespace)] = master
         raise Corrupted("the record is encrypted, and no key was given")
 
 

@@ -416,10 +416,16 @@ class IndexCareSuite(IndexFixtures):
     def test_the_index_of_a_store_is_not_older_than_itself(self, index: Index, peer: Index) -> None:
         save(index)
         index.refuse_older()
-        index.accept()
+        index.accept({})
         index.delete([c.id for c in index.list("job")], actor="t")
         for mine in (index, peer):
             mine.refuse_older()
+
+    def test_namespaces_that_a_rebuild_left_closed(self, index: Index, peer: Index) -> None:
+        assert index.locked() == {}
+        for locked in ({"other": "a key"}, {}):
+            index.accept(locked)
+            assert (index.locked(), peer.locked()) == (locked, locked)
 
     def test_saves_go_on_when_room_was_made(self, index: Index) -> None:
         first = save(index)[0]

@@ -18,8 +18,8 @@ from .check import print_repair, repair_index
 @store_command(
     "rebuild",
     json_keys='{"packs": read, "found": checkpoints they describe, "added", "from_packs": of those, known from packs '
-    'alone, "corrupted": [IDs], "locked": {ID of another key: saves under it}, "repaired": as in check}. Exit code 6 '
-    "when some cannot be loaded.",
+    'alone, "corrupted": [IDs], "locked": {ID of another key: saves under it}, "closed": {namespace: ID of its key}, '
+    '"repaired": as in check}. Exit code 6 when some cannot be loaded.',
 )
 def rebuild_command(session: Session) -> None:
     """Rebuild the index from the packs, after it was lost or restored from an old backup.
@@ -42,7 +42,9 @@ def rebuild_command(session: Session) -> None:
         packs = count_of(result.packs, "pack describes", "packs describe")
         click.echo(f"{packs} {count_of(result.found, 'checkpoint')}; {result.added:,} added")
         for master, count in result.locked.items():
-            text = f"{count_of(count, 'save')} under key {master}: run it again with that --key and its --namespace"
+            names = ", ".join(name for name, wanted in result.closed.items() if wanted == master)
+            again = f": run it again with that --key and --namespace {names}; gc keeps them until then" if names else ""
+            text = f"{count_of(count, 'save')} under key {master}{again}"
             click.echo(f"{style('!', 'warn')} {text}", err=True)
         for checkpoint_id in result.corrupted:
             click.echo(f"{style('cannot be loaded', 'bad')}  {checkpoint_id}", err=True)

@@ -12,7 +12,7 @@ and "that ID exists, with this digest" means that it arrived the first time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -288,8 +288,9 @@ class PostgresIndex(PostgresReads, SqlChanges):
     def refuse_older(self) -> None:
         """Nothing here knows what another database had."""
 
-    def accept(self) -> None:
-        """See refuse_older."""
+    def accept(self, locked: Mapping[str, str]) -> None:
+        if locked != self.locked():
+            self._write_again(lambda writes: writes.set_locked(locked))
 
     def make_room(self) -> bool:
         return False  # the disk is the server's

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -185,7 +185,9 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
                     hint="put the newer one back, or run kedge rebuild, which adds what the packs know",
                 )
 
-    def accept(self) -> None:
+    def accept(self, locked: Mapping[str, str]) -> None:
+        if locked != self.locked():
+            self._change(lambda writes: writes.set_locked(locked))
         if self._state is None:
             return
         with self._lent() as db:

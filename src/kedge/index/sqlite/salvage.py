@@ -6,12 +6,12 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kedge.errors import UnsupportedFormat
-from kedge.index.rows import CHECKPOINT, CHUNK, SEQ_BITS, Row, chunk_of, record_from_row
+from kedge.index.rows import CHECKPOINT, CHUNK, SEQ_BITS, Row, chunk_of, columns_of, record_from_row
 from kedge.ports import Chunk, NewCheckpoint
 
 _KEY = "job_no, key"
@@ -88,25 +88,81 @@ def salvage(path: Path) -> Salvaged:
 
 def put_jobs(path: Path, namespace: str, jobs: Sequence[SalvagedJob]) -> None:
     """Give the jobs of a new index back what they have beside their checkpoints. Every lease has ended."""
-    db = sqlite3.connect(path, isolation_level=None)
-    try:
+    with _transaction(path) as db:
+        _put_jobs(db, _number(db, namespace), jobs)
+
+
+def _put_jobs(db: sqlite3.Connection, ns_no: int, jobs: Sequence[SalvagedJob]) -> None:
+    for job in jobs:
+        db.execute("INSERT OR IGNORE INTO job VALUES (NULL, ?, ?, 0, 0, 0, 0, 0, 0, NULL)", (ns_no, job.name))
+        db.execute(
+            "UPDATE job SET last_seq = max(last_seq, ?), retention = ? WHERE ns_no = ? AND name = ?",
+            (job.last_seq, job.retention, ns_no, job.name),
+        )
+        if job.token:
+            db.execute(
+                "INSERT INTO lease SELECT no, ?, '', '', 0, 0 FROM job WHERE ns_no = ? AND name = ?",
+                (job.token, ns_no, job.name),
+            )
+
+
+def put_sealed(path: Path, namespace: str, keyring: str, key_id: str, found: Salvaged) -> int:
+    """Give a new index the rows of a namespace whose key nobody has given, as they are; answers how many."""
+    rows = found.checkpoints.get(namespace, [])
+    with _transaction(path) as db:
+        db.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (namespace,))
+        db.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+            [(f"keyring:{namespace}", keyring), (f"key:{namespace}", key_id)],
+        )
+        ns_no = _number(db, namespace)
+        names = {row.job for row in rows} - {job.name for job in found.jobs.get(namespace, [])}
+        _put_jobs(db, ns_no, [*found.jobs.get(namespace, []), *(SalvagedJob(name, 0, None, 0) for name in names)])
+        _put_chunks(db, ns_no, found.chunks.get(namespace, []))
+        for row in rows:
+            _put_row(db, ns_no, row)
+    return len(rows)
+
+
+def _put_row(db: sqlite3.Connection, ns_no: int, new: NewCheckpoint) -> None:
+    ((job_no,),) = db.execute("SELECT no FROM job WHERE ns_no = ? AND name = ?", (ns_no, new.job))
+    row = job_no << SEQ_BITS | (new.seq or 0)
+    columns = columns_of(new)
+    db.execute(f"INSERT INTO checkpoint VALUES (?{', ?' * len(columns)})", (row, *columns))
+    db.executemany("INSERT INTO tag VALUES (?, ?, ?, ?)", [(job_no, *tag, row) for tag in new.tags.items()])
+    if new.idempotency_key is not None:
+        key = job_no, new.idempotency_key, row, new.request_digest
+        db.execute("INSERT INTO idempotency VALUES (?, ?, ?, ?)", key)
+    db.execute(
+        "UPDATE job SET last_seq = max(last_seq, ?), checkpoints = checkpoints + 1, size_bytes = size_bytes + ?, "
+        "stored_bytes = stored_bytes + ?, updated_us = max(updated_us, ?), "
+        "created_us = CASE created_us WHEN 0 THEN ? ELSE min(created_us, ?) END WHERE no = ?",
+        (new.seq, new.size_bytes, new.stored_bytes, new.created_us, new.created_us, new.created_us, job_no),
+    )
+
+
+def _put_chunks(db: sqlite3.Connection, ns_no: int, chunks: Sequence[Chunk]) -> None:
+    db.executemany("INSERT OR IGNORE INTO pack (name) VALUES (?)", {(c.pack,) for c in chunks if c.pack})
+    db.executemany(
+        "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, 0, ?, (SELECT no FROM pack WHERE name = ?), ?, ?)",
+        [
+            (ns_no, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, c.pack, c.offset, c.data)
+            for c in chunks
+        ],
+    )
+
+
+def _number(db: sqlite3.Connection, namespace: str) -> int:
+    return int(db.execute("SELECT no FROM namespace WHERE name = ?", (namespace,)).fetchone()[0])
+
+
+@contextmanager
+def _transaction(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous=FULL")
         db.execute("BEGIN IMMEDIATE")
-        ns_no = db.execute("SELECT no FROM namespace WHERE name = ?", (namespace,)).fetchone()[0]
-        for job in jobs:
-            db.execute("INSERT OR IGNORE INTO job VALUES (NULL, ?, ?, 0, 0, 0, 0, 0, 0, NULL)", (ns_no, job.name))
-            db.execute(
-                "UPDATE job SET last_seq = max(last_seq, ?), retention = ? WHERE ns_no = ? AND name = ?",
-                (job.last_seq, job.retention, ns_no, job.name),
-            )
-            if job.token:
-                db.execute(
-                    "INSERT INTO lease SELECT no, ?, '', '', 0, 0 FROM job WHERE ns_no = ? AND name = ?",
-                    (job.token, ns_no, job.name),
-                )
+        yield db
         db.execute("COMMIT")
-    finally:
-        db.close()
 
 
 @contextmanager
