@@ -24,7 +24,8 @@ from kedge.manager import CheckpointManager
 from kedge.model import Lease, RunStatus
 
 from .declaration import Pipeline, parse_pipeline
-from .entries import RECOVERY, call_of, drop_entry, queue_job, ready
+from .entries import RECOVERY, call_of, drop_entry, inputs_of, queue_job, ready
+from .history import check_same_call, check_same_run
 from .inbox import StoreLike, parse_run_key
 from .keys import digest_of
 from .owner import newest_status, status_of, take_lease, this_command
@@ -127,6 +128,11 @@ class _Start:
 
     def handle(self) -> Handle:
         status = self._status()
+        inputs = inputs_of(self.pipeline.name, self.call)
+        for record in self.store.list(queue_job(RECOVERY), tags={"run": self.key}, limit=1):  # it has only begun
+            check_same_call(self.key, record.metadata, inputs)
+        if status is not None:
+            check_same_run(self.store, self.key, inputs)
         handle = partial(Handle, self.store, self.key, queue_job(RECOVERY))
         if status is RunStatus.FAILED and self.parent is not None:
             # The parent may have handled that, and then it does not ask for the result again (`kept`).

@@ -111,7 +111,9 @@ class Worker:
         self._found: deque[tuple[str, Entry]] = deque()  # ready, at the last look
         self._found_at = 0.0
         self._collided = False
-        self._is_held_back = False  # by the limits of a queue, at the last look
+        self._is_held_back = False  # by the limits of a queue or an outage, at the last look
+        self._outages = 0  # of the store, that ended runs one after another
+        self._rests_until = 0.0  # after an outage
         self._wake = threading.Event()
         self._stopping = ""
         self.is_stopping_runs = False  # the grace period is over
@@ -187,7 +189,7 @@ class Worker:
 
     def _recover(self, threads: ThreadPoolExecutor) -> None:
         """Take over what dead workers were at. Runs at work elsewhere cost a look each, and no thread."""
-        if time.monotonic() < self._recover_at or self._is_full():
+        if time.monotonic() < max(self._recover_at, self._rests_until) or self._is_full():
             return
         for job in self._jobs:
             for entry in entries_of(self._store.walk(job, tags={"state": RUNNING}, after=self._recovered_to.get(job))):
@@ -211,7 +213,9 @@ class Worker:
 
     def _take(self, threads: ThreadPoolExecutor) -> int:
         """Begin as much as there are free threads for; answers how much."""
-        count, self._is_held_back = 0, False
+        count, self._is_held_back = 0, time.monotonic() < self._rests_until
+        if self._is_held_back:
+            return 0
         for job, entry in self._candidates():
             if self._is_full():
                 break
@@ -304,6 +308,8 @@ class Worker:
         except LeaseLost:
             self._tell(entry.key, "was taken over by another worker")
         except Exception as error:  # noqa: BLE001 - whatever it is, the entry stays, and somebody reads of it
+            if isinstance(error, StorageError):
+                self._rest()
             self._delayed[job].put_back(entry, IDLE_S)
             self._tell(entry.key, f"cannot be carried out now: {one_line(error)}")
         finally:
@@ -352,16 +358,28 @@ class Worker:
             else:
                 self._again(job, entry, call, LOOK_AGAIN_S, entry.attempts)
             self._tell(entry.key, f"is paused ({paused}); a worker of queue {queue_of(job)} continues it")
+        except (Unavailable, NoSpace) as error:  # nothing is wrong with the run
+            self._again(job, entry, call, self._rest(), entry.attempts)
+            self._tell(entry.key, f"is put off ({one_line(error)}); it is tried again")
         except (LeaseLost, StorageError):
-            raise  # nothing is wrong with the run: it is taken over, by this worker or another one
+            raise  # it is taken over, by this worker or another one
         except Cancelled:
             self._finish(job, entry)
             self._tell(entry.key, "was cancelled")
         except BaseException as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
             self._after_failure(job, entry, call, error)
         else:
+            self._outages = 0
             self._finish(job, entry)
             self._tell(entry.key, "is completed")
+
+    def _rest(self) -> float:
+        """The store failed a run. So it would fail the next ones: take none for some seconds, which are answered."""
+        with self._lock:
+            self._outages += 1
+            wait_s = self._backoff.wait_s(self._outages)
+            self._rests_until = time.monotonic() + wait_s
+        return wait_s
 
     def _has_ended(self, entry: Entry) -> bool:
         """Whoever carried it out died before the entry was deleted, or it was cancelled."""

@@ -23,7 +23,8 @@ from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
 
-from .keys import arguments
+from .inbox import is_run_key
+from .keys import arguments, digest_of
 
 READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
 PRIORITIES = range(10)
@@ -102,6 +103,8 @@ class Entry:
         if not all(isinstance(about.get(name), kind) for name, kind in _FIELDS.items()):
             return None
         key, pipeline, priority, due_at, attempts, retries = (about[name] for name in _FIELDS)
+        if not is_run_key(key):
+            return None
         return cls(
             record.id, record.seq, key, pipeline, _shown(tags.get("state", "")), priority, due_at,
             int(failed) if (failed := tags.get("attempts", "")).isdecimal() else attempts, retries,
@@ -147,6 +150,11 @@ def new_entry(
 def call_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry calls its pipeline with; forks change arguments by their names."""
     return {"args": list(args), "kwargs": dict(kwargs), "names": list(arguments(function, tuple(args), {}))}
+
+
+def inputs_of(pipeline: str, call: Mapping[str, Any]) -> str:
+    """The digest of what a pipeline is called with: a key stands for one call."""
+    return digest_of([pipeline, call["args"], call["kwargs"]], f"pipeline {pipeline}").hex()
 
 
 def save_entry(

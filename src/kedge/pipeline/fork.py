@@ -21,7 +21,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 from kedge.store.request import request_again
 
-from .entries import RECOVERY, queue_job, save_entry
+from .entries import RECOVERY, inputs_of, queue_job, save_entry
 from .history import RunSummary, entry_of_run, find_run, program_of, steps_of
 from .inbox import parse_run_key
 from .kept import kept_failures
@@ -165,9 +165,10 @@ def _submission(store: CheckpointManager, plan: ForkPlan) -> tuple[dict[str, Any
             args[names.index(name)] = value
         else:
             kwargs[name] = value
-    inputs = digest_of([entry["pipeline"], args, kwargs], f"pipeline {entry['pipeline']}").hex()
+    changed = {**call, "args": args, "kwargs": kwargs}
+    inputs = inputs_of(entry["pipeline"], changed)
     fresh = {"run": plan.fork, "inputs": inputs, "due_at": 0.0, "attempts": 0, "sessions": 0, "group": ""}
-    return {**entry, **fresh}, {"args": args, "kwargs": kwargs, "names": names}
+    return {**entry, **fresh}, changed
 
 
 def _program(store: CheckpointManager, plan: ForkPlan) -> dict[str, Any]:

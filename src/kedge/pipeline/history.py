@@ -336,6 +336,19 @@ def entry_of_run(store: CheckpointManager, key: str) -> tuple[dict[str, Any], di
     raise NotFound(f"run {key} does not say what it was called with", hint="submit it again, under another key")
 
 
+def check_same_run(store: CheckpointManager, key: str, inputs: str) -> None:
+    """Raise Conflict if a run was submitted or started with other arguments, also one that has ended."""
+    for record in store.list(key, tags={"kind": "run"}, metadata={"has_entry": True}, limit=1):
+        state: Any = store.load(record.id, only="entry")
+        check_same_call(key, state["entry"], inputs)
+
+
+def check_same_call(key: str, entry: Mapping[str, object], inputs: str) -> None:
+    """`inputs` is the digest of what the pipeline is called with now."""
+    if entry.get("inputs") not in (inputs, ""):  # "": a schedule has submitted it
+        raise Conflict(f"run {key} was called with other arguments", hint="use another key=")
+
+
 def check_own_program(store: CheckpointManager, run: RunSummary) -> None:
     """Raise Conflict for a run of a queue: whoever starts its program again starts a worker for all of the queue."""
     if run.queue:

@@ -30,6 +30,13 @@ def parse_run_key(key: str) -> str:
     return name
 
 
+def is_run_key(key: str) -> bool:
+    try:
+        return bool(parse_run_key(key))
+    except InvalidName:
+        return False
+
+
 def opened(store: StoreLike | None, *, create: bool = False) -> AbstractContextManager[CheckpointManager]:
     """The store itself, or the one at a path or URL, which is closed afterwards; None: $KEDGE_STORE, else ./.kedge."""
     return nullcontext(store) if isinstance(store, CheckpointManager) else CheckpointManager(store, create=create)

@@ -16,12 +16,23 @@ from kedge.model import MAX_STEP_CHARACTERS, RunStatus
 from . import kept
 from .cancellation import cancel
 from .declaration import Pipeline, parse_pipeline
-from .entries import DEAD, HELD, PRIORITIES, Entry, call_of, entries_of, new_entry, queue_job, ready, save_entry
+from .entries import (
+    DEAD,
+    HELD,
+    PRIORITIES,
+    Entry,
+    call_of,
+    entries_of,
+    inputs_of,
+    new_entry,
+    queue_job,
+    ready,
+    save_entry,
+)
 from .failure import Failure
 from .groups import advance, held_tags
-from .history import check_unfinished, entry_of_run, run_of
+from .history import check_same_call, check_same_run, check_unfinished, entry_of_run, run_of
 from .inbox import StoreLike, opened, parse_run_key
-from .keys import digest_of
 from .limits import Limits, QueueLimits, parse_limits, save_limits
 from .owner import newest_status
 from .retry import parse_count
@@ -103,12 +114,13 @@ class Queue:
         deduplicate = submission.deduplicate
         name = pipeline.key_of(*call["args"], **call["kwargs"]) if submission.key is None else submission.key
         name = parse_run_key(name if deduplicate else f"{name}-{os.urandom(6).hex()}")
-        inputs = digest_of([pipeline.name, call["args"], call["kwargs"]], f"pipeline {pipeline.name}").hex()
+        inputs = inputs_of(pipeline.name, call)
         handle = Handle(self.store, name, self._job)
         if (earlier := self.store.list(self._job, tags={"run": name}, limit=1)) and deduplicate:
-            if earlier[0].metadata.get("inputs") != inputs:
-                raise Conflict(f"run {name} was submitted with other arguments", hint="use another key=")
+            check_same_call(name, earlier[0].metadata, inputs)
             return handle
+        if submission.key is not None and deduplicate:  # else the key is made of them
+            check_same_run(self.store, name, inputs)
         self._limits.check_room()
         due_at = time.time() + submission.delay_s if submission.delay_s else 0.0
         priority, retries, group = submission.priority, submission.retries, submission.group

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from kedge.errors import LeaseLost, StorageError
+from kedge.errors import LeaseLost, NoSpace, StorageError, Unavailable
 from kedge.manager import CheckpointManager
 
-from .entries import RECOVERY, RUNNING, drop_entry, new_entry, queue_job, save_entry
+from .entries import RECOVERY, RUNNING, drop_entry, inputs_of, new_entry, queue_job, save_entry
 from .inbox import StoreLike, opened
-from .keys import digest_of
 from .run import Run
 
 
@@ -24,7 +23,10 @@ from .run import Run
 def recoverable(
     make: Callable[[CheckpointManager], Run], given: StoreLike | None, call: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Around the call of a pipeline, in the run that `make` makes. Only a process that dies leaves an entry behind."""
+    """Around the call of a pipeline, in the run that `make` makes.
+
+    Only a process that dies, or whose store fails, leaves an entry behind.
+    """
     with opened(given, create=True) as store:
         run = make(store)
         with run:
@@ -33,6 +35,8 @@ def recoverable(
                 yield
             except LeaseLost:
                 raise  # the run belongs to somebody else, and so does its entry
+            except (Unavailable, NoSpace):
+                raise  # nothing is wrong with the run, and its end may not be durable: a worker continues it
             except BaseException:
                 with suppress(StorageError):  # the error of the pipeline says more
                     drop_entry(store, entry)  # while the run is ours: nobody else is to try it again
@@ -47,8 +51,7 @@ def register(
     """Have a run whose lease is ours taken over if this process dies; the ID of its entry, and what it says."""
     job = queue_job(RECOVERY)
     earlier = store.list(job, tags={"run": key})  # of sessions that died
-    inputs = digest_of([pipeline, call["args"], call["kwargs"]], f"pipeline {pipeline}").hex()
-    entry = new_entry(key, pipeline, inputs)
+    entry = new_entry(key, pipeline, inputs_of(pipeline, call))
     saved = save_entry(store, job, entry, call, state=RUNNING)
     for record in earlier:
         drop_entry(store, record.id)

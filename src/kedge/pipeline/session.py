@@ -73,6 +73,7 @@ class Session:
         self.began_at = self.session_began_at = time.time()  # of the run; of this session
         self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
         self.completed_at: datetime | None = None  # in an earlier session
+        self.chosen_items: dict[str, set[str]] = {}  # by map: only these of the failed ones are tried again
         self._timeout_s = timeout_s
         self._inbox = Inbox(store, self.key)
         self._inbox_at = 0.0
@@ -80,7 +81,6 @@ class Session:
         self._stopped_by: CheckpointError | None = None  # a cancellation, or the end of the run's time
         self._end_at: float | None = None  # when steps under way are ended
         self._progress_at = 0.0
-        self.chosen_items: dict[str, set[str]] = {}  # by map: only these of the failed ones are tried again
         self.messages = SignalMessages(store, self.key)
         self.failures = KeptFailures(store, self.key, self._continue_history())
 
@@ -109,6 +109,9 @@ class Session:
         if isinstance(parent := last.get("parent"), str):
             self.parent = parent
         self.is_imported = last.get("imported") is True
+        if last.get("has_choice") is True:
+            state: Any = self.store.load(newest.id)
+            self.chosen_items = {path: set(keys) for path, keys in state["chosen_items"].items()}
         self._inbox.seen = _number(last.get("inbox"))
         self.number = _number(last.get("session")) + 1
         if isinstance(began_at := last.get("began_at"), float):
@@ -159,6 +162,9 @@ class Session:
         if released := self.failures.released():  # steps that failed, and run again when the run is resumed
             metadata["released"] = len(released)
             state["released"] = released
+        if self.chosen_items and status in (RunStatus.RUNNING, RunStatus.PAUSED):  # once it ends, so does the choice
+            metadata["has_choice"] = True
+            state["chosen_items"] = {path: sorted(keys) for path, keys in self.chosen_items.items()}
         if self.queue:
             metadata["queue"] = self.queue
         if self.parent:

@@ -64,6 +64,25 @@ def test_a_run_in_the_background_has_a_handle(store: CheckpointManager) -> None:
         kedge.start(square, store=store)
 
 
+def test_a_key_stands_for_one_call(store: CheckpointManager) -> None:
+    may_end = threading.Event()
+
+    @kedge.pipeline
+    def square(number: int) -> int:
+        may_end.wait(60)
+        return number**2
+
+    handle = kedge.start(square, 3, key="k", store=store)
+    with pytest.raises(kedge.Conflict, match="other arguments"):
+        kedge.start(square, 4, key="k", store=store)
+    may_end.set()
+    assert handle.result() == 9
+    settled(store)
+    with pytest.raises(kedge.Conflict, match="other arguments"):
+        kedge.start(square, 4, key="k", store=store)  # it has ended
+    assert kedge.start(square, 3, key="k", store=store).result(0) == 9
+
+
 async def _awaited(handle: kedge.Handle) -> Any:
     return await handle
 

@@ -8,6 +8,7 @@ import kedge
 from kedge.errors import NotFound
 from kedge.pipeline.failure import StepFailed
 from kedge.pipeline.items import find_item, maps_of, retry_items
+from kedge.pipeline.session import Session
 
 
 class Work:
@@ -71,6 +72,30 @@ def test_one_failed_item_is_tried_again_and_the_others_stay(work: Work) -> None:
     assert results[13] == 26
     assert isinstance(kept := results[4], kedge.ItemError)
     assert (kept.key, kept.error) == ("4", "ValueError: row 4")
+    work.run()  # that was asked for once
+    assert sorted(work.tried) == [4, 22]
+
+
+class Killed(BaseException):
+    """Nothing that is done for errors is done for a kill."""
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_choice_of_items_outlives_its_session(work: Work, monkeypatch: pytest.MonkeyPatch, is_killed: bool) -> None:
+    """It is killed, or told to pause, after it has learned of the choice."""
+    work.run()
+    work.healed = {4, 13, 22}
+    retry_items(work.store, "r", ["m/13"])
+    with pytest.MonkeyPatch.context() as patch:
+        error = Killed() if is_killed else kedge.Paused("SIGTERM")
+        with pytest.raises(type(error)), kedge.run("r", store=work.store, progress=False, signals=False) as run:
+            run.begin()
+            run.progress(1, 2)  # a record that says how far messages were read
+            if is_killed:
+                patch.setattr(Session, "record", lambda *args, **options: None)
+            raise error
+    work.run()
+    assert work.tried == [13]
     work.run()  # that was asked for once
     assert sorted(work.tried) == [4, 22]
 

@@ -85,6 +85,19 @@ def test_a_run_is_carried_out_once_and_its_result_is_there_for_all(
     assert asyncio.run(wait()) == 9
 
 
+def test_a_key_stands_for_one_call_also_when_its_run_has_ended(store: CheckpointManager, queue: kedge.Queue) -> None:
+    @kedge.pipeline
+    def work(value: object) -> object:
+        return value
+
+    queue.submit(work, 1, key="a")
+    serve(store, work)
+    with pytest.raises(Conflict, match="with other arguments"):
+        queue.submit(work, 2, key="a")
+    assert queue.submit(work, 1, key="a").result(0) == 1
+    assert queue.submit(work, 2, key="a", deduplicate=False).status == "queued"
+
+
 def test_what_may_be_submitted(queue: kedge.Queue) -> None:
     @kedge.pipeline
     def work(value: object) -> object:

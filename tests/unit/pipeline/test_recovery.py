@@ -99,6 +99,25 @@ def test_only_a_process_that_dies_leaves_something_to_recover(store: CheckpointM
     assert calls == [1, 2, 3]
 
 
+def test_a_run_whose_store_failed_is_continued_by_a_worker(store: CheckpointManager) -> None:
+    """The end of such a run may not be durable, and nothing is wrong with it."""
+    calls: list[int] = []
+
+    @kedge.pipeline(recover=True, store=store)
+    def work() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise kedge.NoSpace("the disk is full")
+
+    with pytest.raises(kedge.NoSpace):
+        work()
+    assert len(kedge.queue(RECOVERY, store=store)) == 1
+    recover(store, work)
+    assert len(calls) == 2
+    assert find_run(store, "work").status == "completed"
+    assert len(kedge.queue(RECOVERY, store=store)) == 0
+
+
 def test_a_run_that_kills_whoever_works_on_it_is_given_up(
     store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge import CheckpointManager
-from kedge.errors import StorageError, Unavailable
+from kedge import CheckpointManager, Retry
+from kedge.errors import NoSpace, StorageError, Unavailable
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import DEAD, DELAYED, RUNNING
+from kedge.pipeline.entries import DEAD, DELAYED, READY, RUNNING, new_entry
+from kedge.pipeline.heartbeat import Heartbeat
 from tests.unit.pipeline.test_queues import POSTGRES, serve
 from tests.waiting import Clock, wait_for
 
@@ -92,7 +94,57 @@ def test_an_outage_is_no_failed_attempt(store: CheckpointManager, queue: kedge.Q
     assert handle.result(0) == "done"
 
 
-def test_an_outage_that_does_not_end_stops_after_so_many_takeovers(
+@pytest.mark.parametrize("meets_it", ["the run", "the worker"])
+def test_a_worker_rests_when_the_store_fails_a_run(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch, meets_it: str
+) -> None:
+    """A full disk would fail the next runs, too, after all that they do and pay for."""
+    calls: list[int] = []
+
+    def refuse(*args: Any, **options: Any) -> None:
+        calls.append(1)
+        raise NoSpace("the disk is full")
+
+    full = kedge.pipeline(name="work")(lambda number: refuse())
+    handles = [queue.submit(work, number) for number in range(2)]
+    looks: list[int] = []
+    beat = Heartbeat.beat
+    monkeypatch.setattr(Heartbeat, "beat", lambda self: (looks.append(1), beat(self)))
+    if meets_it == "the worker":
+        monkeypatch.setattr(store, "tag", refuse)
+    worker = Worker(store, ["q"], {"work": full}, backoff=Retry(delay_s=3600, max_delay_s=3600), lease_s=0.2)
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    wait_for(lambda: calls, "nothing was taken")
+    seen = len(looks)
+    wait_for(lambda: len(looks) > seen + 4, "the worker does not look any more")
+    worker.stop("enough")
+    thread.join()
+    monkeypatch.undo()
+    assert len(calls) == 1
+    entries = sorted(queue.entries(), key=lambda entry: entry.key != handles[0].key)
+    assert [entry.state for entry in entries] == [DELAYED if meets_it == "the run" else READY, READY]
+    assert [(entry.takeovers, entry.attempts) for entry in entries] == [(0, 0)] * 2
+    if meets_it == "the run":
+        assert entries[0].due_at > time.time() + 1000
+
+
+def test_an_outage_however_long_gives_no_run_up(store: CheckpointManager, queue: kedge.Queue) -> None:
+    outages = list(range(9))
+
+    @kedge.pipeline
+    def meets_outages() -> str:
+        if outages:
+            outages.pop()
+            raise Unavailable("the database is away", hint="wait")
+        return "done"
+
+    handle = queue.submit(meets_outages)
+    serve(store, meets_outages, max_takeovers=2)
+    assert handle.result(0) == "done"
+
+
+def test_a_store_that_is_broken_stops_a_run_after_so_many_takeovers(
     store: CheckpointManager, queue: kedge.Queue
 ) -> None:
     calls: list[int] = []
@@ -161,6 +213,8 @@ def test_a_record_that_is_no_entry_disturbs_nobody(store: CheckpointManager, que
     for state in ("ready5", "running", "delayed", "dead"):
         store.save("queue:q", "strange", {}, tags={"state": state, "run": "work-1"})
         store.save("queue:q", "strange", {}, tags={"state": state}, metadata={"kind": "entry", "run": 7})
+        unnamed = new_entry("work:inbox", "work", "")  # what no run can be called
+        store.save("queue:q", "strange", {}, tags={"state": state}, metadata={**unnamed, "kind": "entry"})
     handle = queue.submit(work, 1)
     assert len(list(queue.entries())) == 1
     worker = Worker(store, ["q"], {"work": work}, report=lambda run, text: worker.stop("enough"))
