@@ -38,11 +38,56 @@ def fill(place: Path, *, pace_s: float = 0.0) -> dict[str, str]:
         known["odd"] = store.list("odd-names")[0].id
         store.save("odd-names", "long " * 200, {"k" * 500: "v" * 5000})
         _runs(store, pace_s)
+        _threads(store)
+        _containers(store)
         workflows = Workflows(store)
         execution = workflows.start_workflow_execution("order-77", "refund")
         workflows.create_checkpoint(execution, "pay out", "billing", {"amount": 120}, approval_required=True)
         known["execution"] = execution
     return known
+
+
+def _threads(store: kedge.CheckpointManager) -> None:
+    """A thread of an agent that calls a tool, then asks a person."""
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.types import interrupt
+
+    from kedge.integrations.langgraph import KedgeSaver
+
+    def look_up(_: MessagesState) -> dict[str, Any]:
+        wanted = {"name": "find_order", "args": {"customer": 7, "open": True}, "id": "call_1"}
+        return {"messages": [AIMessage("Let me look that up.", tool_calls=[wanted])]}
+
+    def find_order(_: MessagesState) -> dict[str, Any]:
+        return {"messages": [ToolMessage('{"order": "A-19", "paid": 120.0}', tool_call_id="call_1", name="find_order")]}
+
+    def answer(_: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("Order A-19 was paid and not sent.\n\n- paid: 120.00\n- since: 9 days")]}
+
+    def refund(_: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"Refunded: {interrupt('Refund 120.00 to customer 7?')}")]}
+
+    graph = StateGraph(MessagesState).add_sequence([look_up, find_order, answer, refund]).add_edge(START, "look_up")
+    agent = graph.compile(checkpointer=KedgeSaver(store))
+    asked = [SystemMessage("You are a clerk. Be brief."), HumanMessage("Where is my order?\nI want my money back.")]
+    agent.invoke({"messages": asked}, {"configurable": {"thread_id": "customer-7"}})
+
+
+def _containers(store: kedge.CheckpointManager) -> None:
+    """Three generations, as containers/snapshot.py lays them out, without their trees."""
+    counter = {"name": "python3", "executable": "/usr/bin/python3", "parent": 0, "state": "alive", "threads": 1}
+    worker = {"name": "worker", "executable": "/app/worker", "parent": 1, "state": "alive", "threads": 4}
+    for n in range(3):
+        processes = {"1": {**counter, "memory_bytes": (9 + n) << 20, "open_files": {"3": "file /data/out.log"}}}
+        if n:
+            processes["12"] = {**worker, "memory_bytes": 4 << 20, "open_files": {}}
+        spec = {"process": {"args": ["python3", "counter.py"]}}
+        memory_bytes = sum(int(str(each["memory_bytes"])) for each in processes.values())
+        metadata = {"kind": "container", "id": "c0ffee42", "runtime": "runc", "network": "own", "is_running": n < 2}
+        metadata |= {"paused_ms": 41.2 + n, "rootfs": "overlay", "processes": len(processes)}
+        state = {"kind": "container", "spec": spec, "processes": processes, "host": {"kernel": "6.12.5"}}
+        store.save("container:counter", "counter", state, metadata={**metadata, "memory_bytes": memory_bytes})
 
 
 def fill_job(store: kedge.CheckpointManager, job: str, count: int) -> None:

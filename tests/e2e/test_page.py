@@ -83,6 +83,8 @@ def test_pin_tag_branch_and_delete(page: Page, known: dict[str, str]) -> None:
     page.fill("#tag-value", "yes")
     page.click("button:text-is('Set')")
     shows(page, ".chips", "reviewed=yes")
+    page.click("[aria-label='Remove tag reviewed']")
+    shows(page, ".notice", "Tag reviewed removed.")
     page.click("button:text-is('Branch from here…')")
     page.fill("#branch-job", "report-again")
     page.click("#branch button.primary")
@@ -252,6 +254,8 @@ def test_narrow_screens_light_and_dark(page: Page, known: dict[str, str]) -> Non
         "/",
         "/jobs/train-resnet",
         "/jobs/odd-names",
+        "/jobs/thread:customer-7",
+        "/jobs/container:counter",
         f"/checkpoints/{known['odd']}",
         f"/compare?id={known['old']}&id={known['new']}",
         "/jobs/odd-names/retention?keep_last=1",

@@ -5,6 +5,7 @@
     search.py        everything, by any part of its text
     numbers.py       numbers of metadata over the steps of jobs, as charts
     checkpoints.py   a checkpoint, its state, what can be done with it
+    conversation.py  the messages of a thread; generations.py: the checkpoints of a container, and what changed
     comparison.py    two of them, or one and a live job
     retention.py     policies, and what they would delete
     runs.py          runs, their steps and log, LLM calls; approvals.py: what waits for a person

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -14,35 +16,57 @@ from kedge.model import Checkpoint
 from kedge.server.runner import resume
 
 from . import states
+from .conversation import conversation_in
+from .kinds import Kind, named_kind
 from .memory import memory_of
-from .templates import PageRoute, Reader, Writer, answer, pretty, see
+from .templates import Number, PageRoute, Reader, Writer, answer, pretty, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
+_LOOKED_AT = 200  # checkpoints behind this one, for those that follow it
+_CHILDREN = 10
+_FACTS, _FACT_CHARACTERS = 12, 80  # of metadata that is shown unfolded
 _EDITABLE_BYTES = 64 << 20  # the whole state is held in memory while a value of it is replaced
 
 Text = Annotated[str, Query(max_length=4096)]
 
 
 @router.get("/checkpoints/{checkpoint_id}")
-async def checkpoint(request: Request, access: Reader, checkpoint_id: str) -> Response:
+async def checkpoint(
+    request: Request, access: Reader, checkpoint_id: str, messages: Annotated[Number | None, Query()] = None
+) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
         found = store.get(checkpoint_id)
-        level, problem = None, ""
+        level, problem, conversation = None, "", None
         try:
-            level = states.level_at(memory_of(request).outlines.open(store, found.id), "")
+            state = memory_of(request).outlines.open(store, found.id)
+            level, conversation = states.level_at(state, ""), conversation_in(found, state.outline, messages)
         except Corrupted as error:
             problem = str(error)
-        before = store.list(found.job, limit=1, before=found.seq)
+        level_beside = found.level if named_kind(found.job) is Kind.THREAD else None  # not what its tasks wrote
+        before = store.list(found.job, limit=1, before=found.seq, level=level_beside)
+        behind = store.list(found.job, limit=_LOOKED_AT, after=found.seq, level=level_beside)
         return {
             "c": found,
             "level": level,
+            "conversation": conversation,
             "problem": problem,
-            "previous": before[0].id if before else found.parent,
+            "previous": before[0] if before else None,
+            "next": behind[0] if behind else None,
+            "children": [each for each in behind if each.parent == found.id][:_CHILDREN],
+            "metadata": _in_lines(found.metadata),
             "metadata_json": pretty(dict(found.metadata)),
         }
 
     return await answer(request, access, "checkpoint.html", facts)
+
+
+def _in_lines(metadata: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """Metadata that is short enough to be read at a glance; None for any other."""
+    if len(metadata) > _FACTS or any(isinstance(value, dict | list) for value in metadata.values()):
+        return None
+    texts = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in metadata.items()]
+    return texts if all(len(text) <= _FACT_CHARACTERS for _, text in texts) else None
 
 
 @router.get("/checkpoints/{checkpoint_id}/level")

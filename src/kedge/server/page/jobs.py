@@ -15,13 +15,16 @@ from kedge.care.policies import policy_in_words
 from kedge.care.retention import RetentionPolicy
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, Job, parse_name
+from kedge.model import Checkpoint, CheckpointLevel, Job, parse_name
 from kedge.terminal.series import numbers_in
 from kedge.terminal.text import count_of, size
 
 from .charts import sparkline, timeline
+from .conversation import newest_conversation
+from .generations import generations_of
 from .graph import MAX_LANES, Row, lanes_of, lay_out
-from .kinds import About, about
+from .kinds import About, Kind, about, jobs_of
+from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, find_job, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -30,8 +33,11 @@ _JOBS = 50
 _ROWS = 100
 _MOST_ROWS = 2000  # of a part of a history that is drawn again; a longer one is left as it is
 _SPARK = 40
+_SUBGRAPHS = 50
+_KINDS = (Kind.JOB, Kind.RUN, Kind.WORKFLOW, Kind.THREAD, Kind.CONTAINER)  # those that people look for
 
 Seq = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
+Start = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +61,23 @@ async def jobs(
     request: Request,
     access: Reader,
     prefix: Annotated[str, Query(max_length=128)] = "",
+    kind: Literal["", "job", "run", "workflow", "thread", "container", "queue", "internal"] = "",
     after: Annotated[str | None, Query(max_length=128)] = None,
 ) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found = store.jobs(prefix, _JOBS + 1, after or None)
-        rows = [_job_row(store, job) for job in found[:_JOBS]]
-        following = rows[-1].job.name if len(found) > _JOBS else None
-        return {"jobs": rows, "prefix": prefix, "after": following, "is_first": not after}
+        found, following = jobs_of(store, kind, prefix, after or None, _JOBS)
+        rows = [_job_row(store, job, is_) for job, is_ in found]
+        chosen = {"prefix": prefix, "kind": kind, "kinds": [("", "all"), *((each, f"{each}s") for each in _KINDS)]}
+        return {"jobs": rows, **chosen, "after": following, "is_first": not after}
 
     return await answer(request, access, "jobs.html", facts)
 
 
-def _job_row(store: CheckpointManager, job: Job) -> JobRow:
+def _job_row(store: CheckpointManager, job: Job, is_: About) -> JobRow:
     recent = store.list(job.name, limit=_SPARK)
     label = f"size of the last {len(recent)} checkpoints, the newest {size(recent[-1].size_bytes)}" if recent else ""
     spark = sparkline([c.size_bytes for c in recent], label)
-    return JobRow(job, about(store, job.name), _OWN.get(job.name, ""), spark)
+    return JobRow(job, is_, _OWN.get(job.name, ""), spark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +101,25 @@ async def job(
     before: Seq = None,
     down_to: Seq = None,
     lanes: Annotated[str, Query(max_length=130 * MAX_LANES)] = "",
+    messages: Start = None,
+    every: bool = False,
     part: Literal["", "about", "rows"] = "",
 ) -> Response:
-    """A job and its history, newest first.
+    """A job and its history, newest first; a thread as a conversation (from number `messages` on), and a container by
+    its generations.
 
     `rows` is a part of the history alone: below `before`, and with `down_to` no further than that. Following a job
-    asks for the same part again, so that what was loaded stays, however much has come on top.
+    asks for the same part again, so that what was loaded stays, however much has come on top. What tasks of a thread
+    wrote on the way to its checkpoints is only there with `every`.
     """
     base = f"{request.scope.get('root_path', '')}/jobs/{quote(job, safe='')}"
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         found = find_job(store, job)
-        shown, older = _read(store, job, before, down_to)
-        history = _part(base, shown, older, before, lanes, down_to or found.last_seq + 1)
+        is_ = about(store, job)
+        level = CheckpointLevel.STEP if is_.kind is Kind.THREAD and not every else None
+        shown, older = _read(store, job, before, down_to, level)
+        history = _part(base, shown, older, before, lanes, down_to or found.last_seq + 1, every)
         marks = [(c.created_at, f"#{c.seq} {c.step[:80]}", c.is_pinned or bool(c.tags)) for c in reversed(shown)]
         return {
             "job": found,
@@ -115,7 +128,9 @@ async def job(
             "is_first": before is None,
             "timeline": timeline(marks[-_ROWS:]),
             "policy": policy_in_words(found.retention),
-            "about": about(store, job),
+            "about": is_,
+            "hides_some": level is not None,
+            **({} if part else _as_what_it_is(request, store, job, is_, before, messages)),
             "has_numbers": any(True for c in shown for _ in numbers_in(c.metadata)),
         }
 
@@ -125,15 +140,28 @@ async def job(
     return await answer(request, access, template, facts)
 
 
+def _as_what_it_is(
+    request: Request, store: CheckpointManager, job: str, is_: About, before: int | None, start: int | None
+) -> dict[str, Any]:
+    """What the page of a thread, or of a container, shows above its history."""
+    outlines = memory_of(request).outlines
+    is_thread, is_container = is_.kind is Kind.THREAD, is_.kind is Kind.CONTAINER
+    return {
+        "conversation": newest_conversation(store, outlines, job, start) if is_thread else None,
+        "subgraphs": [each.name for each in store.jobs(f"{job}@", limit=_SUBGRAPHS)] if is_thread else [],
+        "generations": generations_of(store, outlines, job, before) if is_container else None,
+    }
+
+
 def _read(
-    store: CheckpointManager, job: str, before: int | None, down_to: int | None
+    store: CheckpointManager, job: str, before: int | None, down_to: int | None, level: CheckpointLevel | None
 ) -> tuple[list[Checkpoint], Checkpoint | None]:
     """Rows, newest first, and the checkpoint saved before the last of them."""
     if down_to is None:
-        found = store.list(job, limit=_ROWS + 1, before=before)[::-1]
+        found = store.list(job, limit=_ROWS + 1, before=before, level=level)[::-1]
         return found[:_ROWS], found[_ROWS] if len(found) > _ROWS else None
-    found = store.list(job, after=down_to - 1, before=before, limit=_MOST_ROWS)[::-1]
-    older = store.list(job, before=down_to, limit=1)
+    found = store.list(job, after=down_to - 1, before=before, limit=_MOST_ROWS, level=level)[::-1]
+    older = store.list(job, before=down_to, limit=1, level=level)
     return found, older[0] if older else None
 
 
@@ -143,20 +171,28 @@ def _is_long(store: CheckpointManager, job: str, before: int | None, down_to: in
 
 
 def _part(
-    base: str, shown: Sequence[Checkpoint], older: Checkpoint | None, before: int | None, lanes: str, empty_at: int
+    base: str,
+    shown: Sequence[Checkpoint],
+    older: Checkpoint | None,
+    before: int | None,
+    lanes: str,
+    empty_at: int,
+    every: bool,  # whether nothing is left out
 ) -> Part:
     open_lanes = [parse_name("checkpoint ID", each) if each else "" for each in lanes.split(",")] if lanes else []
     laid, left = lay_out(shown, open_lanes[:MAX_LANES], older.id if older else None)
     lowest = shown[-1].seq if shown else empty_at
-    above: dict[str, object] = {"part": "rows", "lanes": lanes, "down_to": lowest}
+    kept = {"every": "yes"} if every else {}
+    above: dict[str, object] = {"part": "rows", "lanes": lanes, "down_to": lowest, **kept}
     if before is not None:
         above["before"] = before
-    below = {"before": lowest, "lanes": ",".join(left)}
+    lanes_left = ",".join(left)
+    below = {"before": lowest, "lanes": lanes_left, **kept}
     return Part(
         f"rows-{before or 'newest'}",
         laid,
         lanes_of(laid),
-        below["lanes"],  # type: ignore[arg-type]
+        lanes_left,
         f"{base}?{urlencode(above)}",
         f"{base}?{urlencode({**below, 'part': 'rows'})}" if older else None,
         f"{base}?{urlencode(below)}" if older else None,

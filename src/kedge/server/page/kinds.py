@@ -7,7 +7,7 @@ from enum import StrEnum
 from urllib.parse import quote
 
 from kedge.manager import CheckpointManager
-from kedge.model import INBOX_SUFFIX, QUEUE_PREFIX
+from kedge.model import INBOX_SUFFIX, QUEUE_PREFIX, Job
 from kedge.pipeline.owner import newest_status, status_of
 from kedge.process.execution import UNREADABLE, ExecutionState
 from kedge.process.workflow import Workflows
@@ -30,6 +30,11 @@ _BY_PREFIX = {
     "llm:": Kind.INTERNAL,
     "thread:": Kind.THREAD,
     "memory:": Kind.THREAD,
+    "session:": Kind.THREAD,
+    "adk:": Kind.THREAD,
+    "adk-user:": Kind.THREAD,
+    "adk-app:": Kind.THREAD,
+    "flow:": Kind.THREAD,
     "container:": Kind.CONTAINER,
     "pod:": Kind.CONTAINER,
     "process:": Kind.CONTAINER,
@@ -70,3 +75,32 @@ def about(store: CheckpointManager, job: str) -> About:
         return About(Kind.WORKFLOW, str(state) if state in tuple(ExecutionState) else UNREADABLE)
     status = newest_status(store, job) if kind_of_newest is not None else None
     return About(Kind.JOB) if status is None else About(Kind.RUN, str(status_of(status)))
+
+
+_LOOKED_AT = 2000  # jobs, for one page of them
+_PAGE = 200
+
+
+def jobs_of(
+    store: CheckpointManager, kind: str, prefix: str, after: str | None, most: int
+) -> tuple[list[tuple[Job, About]], str | None]:
+    """Jobs of a kind, or with "" all but internal ones, in the order of their names; and after which to go on.
+
+    Looks at a bounded number of jobs (I6): there may be more, although few were found.
+    """
+    found: list[tuple[Job, About]] = []
+    for _ in range(0, _LOOKED_AT, _PAGE):
+        page = store.jobs(prefix, _PAGE, after)
+        for job in page:
+            if len(found) == most:
+                return found, after
+            after = job.name
+            named = named_kind(job.name)
+            if named is not None and named != kind and (kind or named is Kind.INTERNAL):
+                continue
+            is_ = about(store, job.name)
+            if not kind or is_.kind == kind:
+                found.append((job, is_))
+        if len(page) < _PAGE:
+            return found, None
+    return found, after

@@ -45,12 +45,28 @@
     setTimeout(() => { button.textContent = "Copy"; }, 2000);
   });
 
-  // --- "/" goes to the search field, as people expect ---
+  // --- keys: "/" goes to the search field, as people expect; "?" shows them all ---
 
+  const keys = document.getElementById("keys");
+  const step = (by) => {
+    const links = all("td.name a, a.step, .hit a").filter((link) => link.offsetParent);
+    const at = links.indexOf(document.activeElement);
+    const next = links[at < 0 && by < 0 ? links.length - 1 : at + by];
+    if (next) next.focus();
+  };
+  const tick = () => {
+    const box = document.activeElement.closest && document.activeElement.closest(".commit")?.querySelector("input[name=id]");
+    if (box) box.click();
+  };
+  const does = { "?": () => keys && keys.togglePopover(), j: () => step(1), k: () => step(-1), x: tick };
   document.addEventListener("keydown", (event) => {
-    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input:not([type=checkbox]), select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     const field = document.querySelector(`[data-hotkey="${CSS.escape(event.key)}"]`);
-    if (field) { event.preventDefault(); field.focus(); field.select(); }
+    if (!field && !does[event.key]) return;
+    event.preventDefault();
+    if (!field) does[event.key]();
+    else if (field.matches("a")) field.click();
+    else { field.focus(); field.select(); }
   });
 
   // --- what is searched for is in the address, so that it can be shared and comes back ---
