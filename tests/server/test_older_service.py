@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from kedge.legacy.jobs import CheckpointManager
@@ -57,6 +58,25 @@ def test_a_restore_with_resume_calls_the_executor_by_the_job_alone(
 def test_other_machines_are_refused(client: TestClient, manager: CheckpointManager) -> None:
     far = TestClient(client.app, base_url="http://127.0.0.1:7420", client=("203.0.113.7", 50000))
     assert far.get(URL, params={"job_id": "x"}).status_code == 403
+
+
+def test_its_routes_in_an_application_of_somebody_else(manager: CheckpointManager, executor: Executor) -> None:
+    app = FastAPI()
+    app.get("/api/batch")(lambda: "theirs")
+    older_service.set_checkpoint_manager(manager)
+    older_service.set_executor(executor)
+    app.include_router(older_service.router)
+    client = TestClient(app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 50000))
+    saved = manager.save("job", "step", {"n": 1})
+    assert client.get(URL, params={"job_id": "job"}).json()["total"] == 1
+    assert client.post(f"{URL}/{saved}/restore", json={"resume": True}).json()["job_status"] == "resumed"
+    assert executor.resumed == [("job",)]
+    assert client.delete(f"{URL}/{saved}").status_code == 204
+    assert client.get(f"{URL}/{saved}").status_code == 404
+    assert client.get("/api/batch").json() == "theirs"
+    assert client.get("/api/v1/jobs").status_code == 404
+    far = TestClient(app, base_url="http://127.0.0.1:7420", client=("203.0.113.7", 50000))
+    assert far.get(URL, params={"job_id": "job"}).status_code == 403
 
 
 @pytest.mark.parametrize("name", ["job 9", "tâche №1", "a#b", "50% off?", "x" * 200])

@@ -11,15 +11,17 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kedge.legacy.jobs import CheckpointManager
 
 from . import app
 from .limits import LOOPBACK_NAMES
+from .problems import OLDER_PREFIX
 
-__all__ = ["create_app", "get_checkpoint_manager", "get_executor", "set_checkpoint_manager", "set_executor"]
+__all__ = ["create_app", "get_checkpoint_manager", "get_executor", "router", "set_checkpoint_manager", "set_executor"]
 
 _manager: CheckpointManager | None = None
 _executor: Any = None
@@ -74,3 +76,8 @@ def create_app(executor: Any = None, allow_hosts: Collection[str] = LOOPBACK_NAM
     if executor is not None:
         set_executor(executor)
     return _Application(allow_hosts)
+
+
+router = APIRouter()  # for `include_router` of an application that is not ours: the five routes and nothing else
+for _path in (OLDER_PREFIX, f"{OLDER_PREFIX}/{{rest:path}}"):
+    router.routes.append(Route(_path, _Application(LOOPBACK_NAMES), include_in_schema=False))
