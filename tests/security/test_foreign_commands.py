@@ -122,7 +122,7 @@ def test_a_stranger_owns_nothing(tmp_path: Path, proof: Path, monkeypatch: pytes
     ids=str,
 )
 def test_a_command_that_is_none_is_not_run(tmp_path: Path, command: object) -> None:
-    from kedge.pipeline.history import command_of
+    from kedge.pipeline.origin import command_of
 
     with kedge.open(tmp_path / "store") as store:
         metadata = {"kind": "run", "status": "paused", "session": 1}

@@ -25,9 +25,9 @@ from kedge.model import Lease, RunStatus
 
 from .declaration import Pipeline, parse_pipeline
 from .entries import RECOVERY, call_of, drop_entry, inputs_of, queue_job, ready
-from .history import check_same_call, check_same_run
 from .inbox import StoreLike, parse_run_key
 from .keys import digest_of
+from .origin import check_same_call, check_same_run
 from .owner import newest_status, status_of, take_lease, this_command
 from .place import here
 from .queues import Handle

@@ -15,7 +15,8 @@ from kedge.errors import Conflict, Validation
 from kedge.manager import CheckpointManager
 
 from .entries import call_of
-from .keys import arguments, digest_of
+from .keys import arguments, digest_of, parameters_of
+from .owner import this_command
 from .place import here
 from .recovery import recoverable
 from .retry import Retry
@@ -76,7 +77,8 @@ class Pipeline(Generic[P, R]):
 
         def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
             name = self.key_of(*args, **kwargs) if key is None else key
-            make = functools.partial(Run, name, version=self.version, pipeline=self.name, **options)
+            origin = {**this_command(), "parameters": parameters_of(self.function)}
+            make = functools.partial(Run, name, version=self.version, pipeline=self.name, origin=origin, **options)
             if not self.recover:
                 return make(store=place)
             return recoverable(lambda opened: make(store=opened), place, call_of(self.function, args, kwargs))

@@ -24,7 +24,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
 
 from .inbox import is_run_key
-from .keys import arguments, digest_of
+from .keys import arguments, digest_of, parameters_of
 
 READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
 PRIORITIES = range(10)
@@ -149,7 +149,10 @@ def new_entry(
 
 def call_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry calls its pipeline with; forks change arguments by their names."""
-    return {"args": list(args), "kwargs": dict(kwargs), "names": list(arguments(function, tuple(args), {}))}
+    return {
+        "args": list(args), "kwargs": dict(kwargs), "names": list(arguments(function, tuple(args), {})),
+        "parameters": parameters_of(function),
+    }  # fmt: skip
 
 
 def inputs_of(pipeline: str, call: Mapping[str, Any]) -> str:

@@ -13,19 +13,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kedge.errors import Conflict, NotFound
+from kedge.errors import Conflict, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 from kedge.store.request import request_again
 
 from .entries import RECOVERY, inputs_of, queue_job, save_entry
-from .history import RunSummary, entry_of_run, find_run, program_of, steps_of
+from .history import RunSummary, find_run, find_runs, steps_of
 from .inbox import parse_run_key
 from .kept import kept_failures
 from .keys import digest_of, show
+from .origin import entry_of_run, parameters_of_run, program_of
 from .owner import newest_status, save_status, take_lease
 
 _LEASE_S = 30.0
@@ -57,9 +59,14 @@ def plan_fork(
     *,
     new_key: str | None = None,
     arguments: Mapping[str, Any] | None = None,
+    new_arguments: Mapping[str, Any] | None = None,
 ) -> ForkPlan:
-    """Changes nothing. Steps are in the order in which they first ended; `step` may also be that of a stage."""
-    run, given = find_run(store, key), dict(arguments or {})
+    """Changes nothing. Steps are in the order in which they first ended; `step` may also be that of a stage.
+
+    `new_arguments` are those of parameters that the pipeline has got since `key` was started.
+    """
+    run, given = find_run(store, key), {**(arguments or {}), **(new_arguments or {})}
+    _check_names(store, run, arguments or {})
     paths = [show(path) for path in steps_of(store, key)]
     first = next((n for n, path in enumerate(paths) if path == step or path.startswith(f"{step}/")), None)
     if first is None:
@@ -74,6 +81,36 @@ def plan_fork(
             f"run {key} does not say what it was called with", hint="leave --arg away, and start its program yourself"
         )
     return ForkPlan(key, parse_run_key(new_key), step, paths[:first], paths[first:], given, queue, command)
+
+
+def plan_forks(
+    store: CheckpointManager,
+    step: str,
+    *,
+    prefix: str = "",
+    pipeline: str = "",
+    status: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    new_arguments: Mapping[str, Any] | None = None,
+) -> Iterator[ForkPlan]:
+    """A plan for each run whose key begins with `prefix`, of this pipeline and with this status; "": any.
+
+    Forks are left out, so that the same call again plans the same; so are runs without that step.
+    """
+    for run in find_runs(store, prefix, pipeline=pipeline, status=status):
+        if fork_of(store, run.key) is None:
+            with suppress(NotFound):
+                yield plan_fork(store, run.key, step, arguments=arguments, new_arguments=new_arguments)
+
+
+def _check_names(store: CheckpointManager, run: RunSummary, arguments: Mapping[str, Any]) -> None:
+    """Raise Validation before there is a fork, which would fail as soon as it begins."""
+    known = parameters_of_run(store, run.key) if arguments else None
+    if known is not None and (unknown := [name for name in arguments if name not in known]):
+        raise Validation(
+            f"pipeline {run.pipeline} had no parameter {unknown[0]} when run {run.key} was started",
+            hint=f"it had: {', '.join(known) or 'none'}; use --new-arg for one that its code has got since",
+        )
 
 
 def _carrier(store: CheckpointManager, run: RunSummary) -> tuple[str, Sequence[str]]:
@@ -173,7 +210,10 @@ def _submission(store: CheckpointManager, plan: ForkPlan) -> tuple[dict[str, Any
 
 def _program(store: CheckpointManager, plan: ForkPlan) -> dict[str, Any]:
     program = program_of(store, plan.run)
-    return {"command": {"argv": list(plan.command), "cwd": program[1]}} if program and plan.command else {}
+    if program is None or not plan.command:
+        return {}
+    command = {"argv": list(plan.command), "cwd": program[1]}
+    return {"command": command, "parameters": parameters_of_run(store, plan.run)}
 
 
 def _record(store: CheckpointManager, plan: ForkPlan, lease: Lease, origin: Mapping[str, Any]) -> None:

@@ -87,12 +87,23 @@ class Explanation:
 
 
 def find_runs(
-    store: CheckpointManager, prefix: str = "", limit: int | None = None, *, most_jobs: int | None = None
+    store: CheckpointManager,
+    prefix: str = "",
+    limit: int | None = None,
+    *,
+    pipeline: str = "",
+    status: str = "",
+    most_jobs: int | None = None,
 ) -> Iterator[RunSummary]:
-    """Runs by key; jobs that are no runs are passed over, and at most `most_jobs` are looked at."""
+    """Runs by key, of this pipeline and with this status; "": any. At most `most_jobs` are looked at."""
     jobs = islice(walk_jobs(store, prefix), most_jobs)
-    runs = ((run_of(store, job.name), job.updated_at) for job in jobs)
-    yield from islice((replace(run, updated_at=at) for run, at in runs if run is not None), limit)
+    runs = ((run_of(store, job.name), job.updated_at) for job in jobs)  # None: a job that is no run
+    wanted = (
+        replace(run, updated_at=at)
+        for run, at in runs
+        if run is not None and pipeline in ("", run.pipeline) and status in ("", run.status)
+    )
+    yield from islice(wanted, limit)
 
 
 def run_of(store: CheckpointManager, job: str) -> RunSummary | None:
@@ -299,54 +310,10 @@ def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[di
     return dict.fromkeys(ran), set(reused), newest.metadata.get("status") != "paused"
 
 
-def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
-    """(arguments, directory) with which the run was last started."""
-    summary = find_run(store, key)
-    check_resumable(store, summary)
-    if (program := program_of(store, key)) is not None:
-        return program
-    if summary.parent:
-        raise Conflict(f"run {key} was started by run {summary.parent}", hint=what_follows(store, summary.parent, ""))
-    raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
-
-
-def program_of(store: CheckpointManager, key: str) -> tuple[list[str], str] | None:
-    """(arguments, directory) of the program whose run it is; None if its records do not say."""
-    for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
-        state: Any = store.load(record.id)
-        command = state.get("command") if isinstance(state, dict) else None
-        if isinstance(command, dict):
-            argv, cwd = command.get("argv"), command.get("cwd")
-            if isinstance(argv, list) and argv and all(isinstance(word, str) for word in [*argv, cwd]):
-                return argv, str(cwd)
-    return None
-
-
 def children_of(store: CheckpointManager, key: str) -> list[str]:
     """The keys of the runs that a run has started, in that order."""
     started = store.list(key, tags={"kind": "child"})
     return list(dict.fromkeys(record.tags["run"] for record in started if "run" in record.tags))
-
-
-def entry_of_run(store: CheckpointManager, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(entry, call) with which a worker began a run."""
-    for record in store.list(key, tags={"kind": "run"}, metadata={"has_entry": True}, limit=1):
-        state: Any = store.load(record.id)
-        return state["entry"], state["call"]
-    raise NotFound(f"run {key} does not say what it was called with", hint="submit it again, under another key")
-
-
-def check_same_run(store: CheckpointManager, key: str, inputs: str) -> None:
-    """Raise Conflict if a run was submitted or started with other arguments, also one that has ended."""
-    for record in store.list(key, tags={"kind": "run"}, metadata={"has_entry": True}, limit=1):
-        state: Any = store.load(record.id, only="entry")
-        check_same_call(key, state["entry"], inputs)
-
-
-def check_same_call(key: str, entry: Mapping[str, object], inputs: str) -> None:
-    """`inputs` is the digest of what the pipeline is called with now."""
-    if entry.get("inputs") not in (inputs, ""):  # "": a schedule has submitted it
-        raise Conflict(f"run {key} was called with other arguments", hint="use another key=")
 
 
 def check_own_program(store: CheckpointManager, run: RunSummary) -> None:

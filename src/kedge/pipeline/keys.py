@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -61,6 +62,13 @@ def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     for number, value in enumerate(args):
         named[next(names, f"argument {number + 1}")] = value
     return named | {name: kwargs[name] for name in sorted(kwargs)}
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str] | None:
+    """The names of a function's parameters; None for one that takes any."""
+    parameters = inspect.signature(function).parameters
+    is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if is_open else list(parameters)
 
 
 def preview(name: str, value: object, depth: int = 2) -> str:

@@ -31,9 +31,10 @@ from .entries import (
 )
 from .failure import Failure
 from .groups import advance, held_tags
-from .history import check_same_call, check_same_run, check_unfinished, entry_of_run, run_of
+from .history import check_unfinished, run_of
 from .inbox import StoreLike, opened, parse_run_key
 from .limits import Limits, QueueLimits, parse_limits, save_limits
+from .origin import check_same_call, check_same_run, entry_of_run
 from .owner import newest_status
 from .retry import parse_count
 from .wait import parse_seconds

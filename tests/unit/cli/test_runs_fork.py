@@ -45,3 +45,18 @@ def test_a_run_is_forked_with_another_argument_and_compared(run: Run, store: Pat
     assert {step["path"]: step["verdict"] for step in steps} == {"read": "same", "publish": "differs"}
     assert "other inputs: region" in run("runs", "diff", "monday", "tuesday").stdout
     assert "no step nowhere" in run("runs", "fork", "monday", "--from", "nowhere", code=4).stderr
+    assert (
+        "no parameter regoin" in run("runs", "fork", "monday", "--from", "publish", "--arg", "regoin=eu", code=3).stderr
+    )
+    many = run("runs", "fork", "--from", "publish", "--pipeline", "report", "--arg", "region=eu")
+    assert "monday → monday-fork-" in many.stdout
+    assert many.stdout.endswith("would make 1 fork; run it again with --apply\n")  # tuesday is one
+    (document,) = answer(run("runs", "fork", "--from", "publish", "--status", "completed", "--apply", "--json"))[
+        "forks"
+    ]
+    assert (document["run"], document["applied"]) == ("monday", True)
+    assert "name a RUN" in run("runs", "fork", "--from", "publish", code=3).stderr
+    assert "names one fork" in run("runs", "fork", "--from", "read", "--prefix", "m", "--key", "k", code=3).stderr
+    assert "no such run" in run("runs", "fork", "--from", "read", "--prefix", "none", code=4).stderr
+    listed = answer(run("runs", "list", "--status", "paused", "--pipeline", "report", "--json"))["runs"]
+    assert [each["key"] for each in listed] == [document["fork"]]

@@ -19,7 +19,8 @@ from kedge.model import RunStatus
 from kedge.pipeline import background
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import RECOVERY, RUNNING
-from kedge.pipeline.history import children_of, command_of, find_run
+from kedge.pipeline.history import children_of, find_run
+from kedge.pipeline.origin import command_of
 from kedge.pipeline.session import Session
 from tests.waiting import wait_for
 

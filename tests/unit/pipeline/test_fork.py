@@ -11,7 +11,7 @@ from kedge import CheckpointManager, Conflict
 from kedge.pipeline.comparison import compare_runs
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import RECOVERY
-from kedge.pipeline.fork import fork, fork_of, forked_command, plan_fork
+from kedge.pipeline.fork import fork, fork_of, forked_command, plan_fork, plan_forks
 from kedge.pipeline.history import children_of, find_run
 from tests.waiting import wait_for
 
@@ -95,6 +95,48 @@ def test_a_fork_reuses_what_was_finished_before_its_step(store: CheckpointManage
     store.save("other", "step", {})
     with pytest.raises(Conflict, match="is no fork"):
         fork(store, plan_fork(store, "first", "end", new_key="other"))
+
+
+def test_an_argument_that_the_pipeline_never_had_is_refused_before_there_is_a_fork(store: CheckpointManager) -> None:
+    queue = kedge.queue("q", store=store)
+    queue.submit(shop, 3, key="first")
+    serve(store)
+    with pytest.raises(kedge.Validation, match="no parameter nmber"):
+        plan_fork(store, "first", "end", arguments={"nmber": 5})
+    assert plan_fork(store, "first", "end", new_arguments={"nmber": 5}).arguments == {"nmber": 5}
+    shop.at("direct", store=store)(3)
+    with pytest.raises(kedge.Validation, match="no parameter nmber"):
+        plan_fork(store, "direct", "end", arguments={"nmber": 5})
+
+    @kedge.pipeline
+    def takes_any(**options: Any) -> None:
+        kedge.current_run().step("step", lambda: None)
+
+    queue.submit(takes_any, key="any")
+    Worker(store, ["q"], {"takes_any": takes_any}).serve(until_empty=True)
+    assert plan_fork(store, "any", "step", arguments={"anything": 5}).arguments == {"anything": 5}
+
+
+def test_many_runs_are_forked_by_what_they_are(store: CheckpointManager) -> None:
+    queue = kedge.queue("q", store=store)
+    for key in ("a-1", "a-2", "b-1"):
+        queue.submit(shop, 3, key=key)
+    serve(store)
+    with kedge.run("a-3", store=store) as run:
+        run.step("other", lambda: None)
+
+    def planned(**chosen: str) -> list[str]:
+        return [plan.run for plan in plan_forks(store, "end", **chosen)]
+
+    assert planned(prefix="a-") == ["a-1", "a-2"]
+    assert planned(pipeline="shop") == ["a-1", "a-2", "b-1"]
+    assert planned(status="failed") == []
+    for plan in plan_forks(store, "end", prefix="a-", arguments={"factor": 10}):
+        fork(store, plan)
+    serve(store)
+    assert planned(prefix="a-") == ["a-1", "a-2"]  # no forks
+    (made,) = plan_forks(store, "end", prefix="a-1", arguments={"factor": 10})
+    assert queue.handle(made.fork).result(0) == [1, 2, 30]
 
 
 class Killed(BaseException):

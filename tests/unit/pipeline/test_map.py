@@ -17,8 +17,9 @@ import pytest
 import kedge
 from kedge import CheckpointManager, Retry, Validation
 from kedge.pipeline.digests import DigestSet
-from kedge.pipeline.history import command_of, explain, find_run
+from kedge.pipeline.history import explain, find_run
 from kedge.pipeline.items import maps_of
+from kedge.pipeline.origin import command_of
 from tests.pipeline_work import Noted, Unpicklable, die_at_7, double, fail_on_odd, fail_unpicklably, hang_at_3, text
 from tests.waiting import LIMITS_S, wait_for
 

@@ -25,7 +25,8 @@ def approve_command(
     """
     from kedge.errors import NotFound, Validation
     from kedge.pipeline.approval import decide, pending_approvals
-    from kedge.pipeline.history import command_of, run_of
+    from kedge.pipeline.history import run_of
+    from kedge.pipeline.origin import command_of
     from kedge.pipeline.outcome import what_follows
 
     from .runs import confirm_foreign, start_again

@@ -18,7 +18,7 @@ from kedge.cli.output import emit
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import age, count_of, safe, style
 
-from .runs_fork import diff_command, fork_command
+from .runs_fork import chosen_runs, diff_command, fork_command
 
 if TYPE_CHECKING:
     from kedge.llm.bills import Bill
@@ -86,13 +86,14 @@ _EXECUTIONS: tuple[Column[Mapping[str, Any]], ...] = (
 )
 @click.argument("prefix", default="", type=JobName())
 @click.option("--limit", type=Number(1), help="Show at most this many.")
-def list_command(session: Session, prefix: str, limit: int | None) -> None:
+@chosen_runs
+def list_command(session: Session, prefix: str, limit: int | None, pipeline: str, status: str | None) -> None:
     """List the runs whose keys begin with PREFIX."""
     from kedge.pipeline.history import find_runs
 
     with session.open() as manager:
-        runs = list(find_runs(manager, prefix, limit))
-    empty = "no runs" + (f" that begin with {prefix}" if prefix else " yet")
+        runs = list(find_runs(manager, prefix, limit, pipeline=pipeline, status=status or ""))
+    empty = "no such runs" if prefix or pipeline or status else "no runs yet"
     session.answer_list("runs", runs, _RUNS, lambda run: run.to_json(), empty=empty)
 
 
@@ -219,8 +220,9 @@ def resume_command(
     asks first.
     """
     from kedge.pipeline import kept
-    from kedge.pipeline.history import check_own_program, command_of, find_run
+    from kedge.pipeline.history import check_own_program, find_run
     from kedge.pipeline.items import failed_items, retry_items
+    from kedge.pipeline.origin import command_of
     from kedge.pipeline.owner import refuse_owned
 
     with session.open() as manager:
