@@ -267,6 +267,27 @@ def test_threads_go_on_and_stay_confined(engine: Engine, is_confined: bool) -> N
 
 
 @criu
+def test_a_root_that_is_shared_below_a_private_one(engine: Engine) -> None:
+    """Docker shares its own folder, also where / is private."""
+    settings = (*KEPT, "KEDGE_POLICY=fail")
+    first = engine.bundle("one", *settings)
+    engine.lab.run("mount", "--make-shared", first / "rootfs")
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    reached = engine.lab.count("one")
+    for name in ("one", "two"):
+        if name == "two":  # and once more
+            engine.bundle("two", *settings, lower=first / "lower")
+        engine.start(name)
+        engine.lab.wait_beyond(name, reached)
+        engine.call("kill", name, "15")
+        engine.call("delete", name)
+        reached = engine.lab.count(name)
+
+
+@criu
 def test_the_loopback_of_a_network_of_its_own_is_up_again(engine: Engine) -> None:
     """Before the processes go on, and nothing of the configuration has changed."""
     program = (PYTHON, "-c", LISTENER)

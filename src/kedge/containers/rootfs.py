@@ -83,7 +83,7 @@ def seeing(rootfs: Rootfs, command: Sequence[str]) -> list[str]:
     if rootfs.kind != "overlay":
         return list(command)
     own = [find_program("unshare"), "--mount", "--propagation=unchanged", "sh", "-c"]
-    return [*own, 'mount --make-private "$0" && exec "$@"', str(rootfs.point), *command]
+    return [*own, 'mount --make-private "$0" && mount --make-shared "$0" && exec "$@"', str(rootfs.point), *command]
 
 
 @contextmanager

@@ -29,6 +29,12 @@ def test_there_are_enough_and_each_is_named_once() -> None:
     assert set(LINES) == set(codes)
 
 
+def test_what_follows_from_any_failure_is_no_cause() -> None:
+    cause = explain("(00.2) Error (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory")
+    assert cause is not None
+    assert cause.code == "unknown"
+
+
 def test_what_was_captured_is_said() -> None:
     cause = explain(LINES["file-size"])
     assert cause is not None
