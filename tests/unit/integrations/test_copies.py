@@ -13,7 +13,7 @@ require("module:langgraph")
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from kedge.codec.fragments import decode_fragment, encode_fragment
-from kedge.integrations.langgraph.copies import Copy
+from kedge.integrations.langgraph.copies import Copy, are_same
 
 
 class Text(str):
@@ -62,6 +62,26 @@ def test_only_what_is_encoded_alike_is_the_same(number: int) -> None:
     assert [n for n, make in enumerate(MAKERS) if copy.is_of(make())] == [number]
     assert copy.is_of(copy.again())
     assert encode_fragment(copy.again()) == encode_fragment(MAKERS[number]())
+
+
+@pytest.mark.parametrize("number", range(len(MAKERS)))
+def test_many_at_once_are_the_same_only_if_each_is(number: int) -> None:
+    copies = [Copy(decode_fragment(encode_fragment(make()))) for make in (MAKERS[0], MAKERS[number], MAKERS[1])]
+    for n, make in enumerate(MAKERS):
+        if are_same(copies, [MAKERS[0](), make(), MAKERS[1]()]):
+            assert n == number
+    assert are_same(copies[:1], [MAKERS[0]()])
+    assert not are_same(copies[:1], [])
+
+
+def test_many_at_once_with_what_looks_alike() -> None:
+    for ours, other in (({"n": b"a"}, {"n": bytearray(b"a")}), ({"n": "a"}, {"n": Text("a")}), ([1], (1,))):
+        assert not are_same([Copy(ours)], [other])
+    hidden = HumanMessage("a")
+    object.__setattr__(hidden, "__pydantic_private__", {"x": 1})
+    assert are_same([Copy(HumanMessage("a"))], [HumanMessage("a")])
+    for other in (hidden, unset(HumanMessage("a")), HumanMessage("a", more=1)):
+        assert not are_same([Copy(HumanMessage("a"))], [other])
 
 
 def test_the_order_of_fields_means_nothing_and_their_types_do() -> None:

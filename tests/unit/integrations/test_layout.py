@@ -1,6 +1,7 @@
 """How lists of a thread are laid out: exact after any edit, in blocks where much is new, stored at most twice."""
 
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,13 @@ def test_a_list_like_an_earlier_one_is_laid_as_by_itself() -> None:
         assert other is not None
         assert [piece.digest for piece in run.pieces] == [piece.digest for piece in other.pieces]
         assert run.tops == other.tops
+
+
+def test_a_small_list_that_is_put_often_keeps_no_earlier_one_in_memory() -> None:
+    first = last = lay_list(["a"], 896, joins=True)
+    gone = weakref.ref(first)
+    for n in range(3):
+        last = lay_list(["a", n], 896, last, joins=True)
+        assert last.size_bytes == len(encode("a")) + 1
+    del first
+    assert gone() is None

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
+
+import ormsgpack
 
 from . import types
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _CONTAINERS = (dict, list)
 _NOTHING = object()
+_NONE = type(None)
+_EXACT = (
+    ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+_fields = attrgetter("__dict__")
+_fields_set = attrgetter("__pydantic_fields_set__")
+_extra = attrgetter("__pydantic_extra__")
+_is_packable = attrgetter("is_packable")
+_private = attrgetter("__pydantic_private__")
 
 
 def is_copyable(value: Any) -> bool:
@@ -40,46 +59,78 @@ def copied(value: Any) -> Any:
 
 
 def _message_like(message: Any, fields: dict[str, Any]) -> Any:
-    extra = message.__pydantic_extra__
-    was_set = set(message.__pydantic_fields_set__)
-    return types.new_message(type(message), fields, was_set, None if extra is None else copied(extra))
+    extra, was_set = message.__pydantic_extra__, message.__pydantic_fields_set__
+    return types.new_message(type(message), fields, was_set.copy(), extra if extra is None else copied(extra))
 
 
 class Copy:
     """A copyable value that nobody else has. Of messages, which are most, it knows what to look at."""
 
-    __slots__ = ("_containers", "_is_flat", "_names", "_types", "value")
+    __slots__ = ("_containers", "_is_flat", "_is_message", "_types", "is_packable", "value")
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self._names: tuple[str, ...] | None = None
-        if type(value) in types.message_classes:
-            fields = value.__dict__
-            self._names, self._types = tuple(fields), tuple(map(type, fields.values()))
-            self._containers = [name for name, item in fields.items() if type(item) not in ATOMS]
+        self._is_message = type(value) in types.message_classes
+        plain = value.__dict__ if self._is_message else value
+        self.is_packable = _packed(plain) is not None and not _has_bytes(plain)
+        if self._is_message:
+            self._types = tuple(map(type, plain.values()))
+            containers = {name: item for name, item in plain.items() if type(item) not in ATOMS}
+            self._containers = [(name, _packed(item)) for name, item in containers.items()]
             # Then equality decides: of values of the same type, it is strict.
             self._is_flat = float not in self._types and not any(
-                fields[name] or type(fields[name]) not in _CONTAINERS for name in self._containers
+                item or type(item) not in _CONTAINERS for item in containers.values()
             )
 
     def is_of(self, other: Any) -> bool:
         """Whether a value is the same."""
-        if self._names is None or not self._is_flat or type(other) is not type(self.value):
+        if not self._is_message or not self._is_flat or type(other) is not type(self.value):
             return is_same(self.value, other)
-        fields = other.__dict__
-        if tuple(fields) != self._names or tuple(map(type, fields.values())) != self._types:
+        ours, fields = self.value.__dict__, other.__dict__
+        if tuple(fields) != tuple(ours) or tuple(map(type, fields.values())) != self._types:
             return is_same(self.value, other)
-        return bool(fields == self.value.__dict__) and _same_beside_fields(self.value, other)
+        return bool(fields == ours) and _same_beside_fields(self.value, other)
 
     def again(self) -> Any:
         """The value, sharing nothing that could be changed."""
-        if self._names is None:
+        if not self._is_message:
             return copied(self.value)
-        fields = {**self.value.__dict__}
-        for name in self._containers:
-            item = fields[name]
-            fields[name] = copied(item) if item else type(item)()
+        fields = self.value.__dict__.copy()
+        for name, packed in self._containers:
+            fields[name] = copied(fields[name]) if packed is None else ormsgpack.unpackb(packed)
         return _message_like(self.value, fields)
+
+
+def are_same(ours: Sequence[Copy], others: Sequence[Any]) -> bool:
+    """Whether all of these are the same; False where that cannot be said of all at once."""
+    values = [copy.value for copy in ours]
+    kinds = {*map(type, values)}
+    if [*map(type, values)] != [*map(type, others)] or not all(map(_is_packable, ours)):
+        return False
+    if kinds <= types.message_classes:
+        if [*map(_fields_set, values)] != [*map(_fields_set, others)] or any(map(_extra, [*values, *others])):
+            return False
+        if {*map(type, map(_private, others))} != {_NONE}:
+            return False
+        values, others = [*map(_fields, values)], [*map(_fields, others)]
+    packed = _packed(values)
+    return packed is not None and packed == _packed([*others])
+
+
+def _packed(value: Any) -> bytes | None:
+    """Bytes that only the same value has, if it has no byte strings; None if it is not plain."""
+    try:
+        return ormsgpack.packb(value, option=_EXACT)
+    except (TypeError, ValueError):  # MsgpackEncodeError is a TypeError
+        return None
+
+
+def _has_bytes(value: Any) -> bool:
+    """Of a plain value."""
+    kind = type(value)
+    if kind is dict:
+        return any(map(_has_bytes, value.values()))
+    return any(map(_has_bytes, value)) if kind is list else kind is bytes
 
 
 def is_same(ours: Any, other: Any) -> bool:

@@ -33,7 +33,7 @@ from kedge.codec.fragments import (
 from kedge.store.rope import PartedTree, Piece, Pieces, common_length
 
 from . import types
-from .copies import Copy, is_copyable
+from .copies import Copy, are_same, is_copyable
 
 SMALL_BYTES = 256  # less stays in the manifest
 LARGE_BYTES = 8192  # up to here pieces as a row of the index holds them; beyond, fewer rows, and pages fill anyway
@@ -42,6 +42,7 @@ WHOLE_BYTES = 2048  # less is not worth being shared: chunks of it would take as
 MANY_BYTES = 32768  # of new items in a row, from which on they are joined into blocks
 BLOCK_BYTES = 16384  # a block ends with the next item that says so, or at three times that
 _ENDS = 0x07  # one item in eight says so
+_AT_ONCE = 64  # items compared
 
 Segment = bytes | Piece  # of an encoded value: joined, the segments are its bytes
 Parts = tuple[bytes, Pieces | None, bytes]  # of a value: bytes, a run where it is long enough for one, and bytes again
@@ -79,7 +80,7 @@ class Item:
         self._uses = 0  # of its copy
         self._laid: tuple[bytes, list[Piece], bytes] | None = None
 
-    def _own(self) -> Copy | None:
+    def own(self) -> Copy | None:
         """The value, as nobody else has it; None if it is neither compared nor copied, but decoded each time."""
         if self._copy is None and self._uses >= 0:
             value = decode_fragment(self.data)
@@ -91,7 +92,7 @@ class Item:
 
     def is_of(self, value: object) -> bool:
         """Whether `value` would be encoded as this item was."""
-        own = self._copy or self._own()
+        own = self.own()
         return own is not None and own.is_of(value)
 
     def value(self) -> object:
@@ -99,13 +100,13 @@ class Item:
         if self._uses == 0 and self._copy is None:
             self._uses = 1
             return decode_fragment(self.data)
-        own = self._own()
+        own = self._copy or self.own()
         return decode_fragment(self.data) if own is None else own.again()
 
     def laid_after(self, left: bytes) -> tuple[Sequence[Piece], bytes]:
         """Its pieces, where `left` is left over from the items before it, and what is left over after it."""
         if self._laid is None or self._laid[0] != left:
-            own = self._own()
+            own = self.own()
             value = decode_fragment(self.data) if own is None else own.value
             self._laid = left, *join([left, *cut(self.data, value, self._piece_bytes)])
         return self._laid[1], self._laid[2]
@@ -143,13 +144,15 @@ class ListChannel:
         """`earlier`: a list like this one."""
         self.items = items
         self.run: Pieces | None = None  # once it is laid
-        self._earlier = earlier
+        # One that was never laid has nothing to give, and would keep all before it in memory.
+        self._earlier = None if earlier is None or earlier.run is None else earlier
+        known = 0 if earlier is None else len(earlier.items)
+        if earlier is None or items[:known] != earlier.items:
+            self.size_bytes = sum([len(item.data) for item in items])
+        else:
+            self.size_bytes = earlier.size_bytes + sum([len(item.data) for item in items[known:]])
         self._pieces: list[Piece] = []
         self._joints: list[tuple[int, int, bytes]] = []  # after each item: items, pieces, and what is left over
-
-    @property
-    def size_bytes(self) -> int:
-        return sum([len(item.data) for item in self.items])
 
     def value(self) -> object:
         return [item.value() for item in self.items]
@@ -224,12 +227,13 @@ def lay_list(
 ) -> ListChannel:
     """As `lay_channel`, for a list."""
     known = () if earlier is None else earlier.items
-    same = [old if old.is_of(new) else None for old, new in zip(known, values, strict=False)]
+    same = _unchanged(known, values)
     # What was moved, as all is when the first items are dropped, is found by its bytes.
     moved = {old.data: old for old, unmoved in zip_longest(known, same) if unmoved is None}
-    items: list[Item] = []
+    stays = 0 if None in same else len(same)
+    items: list[Item] = [*known[:stays]]
     new: list[list[Item]] = [[]]  # in a row each
-    for value, item in zip_longest(values, same):
+    for value, item in zip_longest(values[stays:], same[stays:]):
         if item is None:
             data = encode_fragment(value)
             item = moved.get(data)
@@ -246,6 +250,21 @@ def lay_list(
                 if len(block) > 1:
                     Block(block)
     return ListChannel(items, earlier)
+
+
+def _unchanged(known: Sequence[Item], values: Sequence[Any]) -> list[Item | None]:
+    """Of each value the item that is at its place already, if it is the same; for as many as there are of both."""
+    same: list[Item | None] = []
+    count = min(len(known), len(values))
+    for start in range(0, count, _AT_ONCE):
+        end = min(start + _AT_ONCE, count)
+        old, new = known[start:end], values[start:end]
+        copies = [*filter(None, [item.own() for item in old])]
+        if len(copies) == len(old) and are_same(copies, new):
+            same += old
+        else:
+            same += [item if item.is_of(value) else None for item, value in zip(old, new, strict=True)]
+    return same
 
 
 def _blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
