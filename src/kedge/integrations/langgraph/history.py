@@ -37,7 +37,7 @@ class Reading:
 def read(manager: CheckpointManager, recent: Recent, job: str, checkpoint_id: str | None) -> tuple[Reading | None, int]:
     """A checkpoint, or the newest, and the sequence number of the newest."""
     look = partial(_look, manager, job, checkpoint_id)
-    return recent.look((job, checkpoint_id), look, lambda result: _are_small(result[:1]))
+    return recent.look(job, checkpoint_id, look, lambda result: _are_small(result[:1]))
 
 
 def _look(manager: CheckpointManager, job: str, checkpoint_id: str | None) -> tuple[Reading | None, int]:
@@ -62,7 +62,7 @@ def read_pages(
     """The checkpoints that `walk` finds with these arguments, in pages of at most `most`."""
     pages = _read_pages(manager, job, checkpoint_id, filter, before, most)
     if checkpoint_id is None and not filter and before is None and most is not None:
-        first = recent.look((job, most), partial(next, pages, None), lambda page: _are_small(page or ()))
+        first = recent.look(job, most, partial(next, pages, None), lambda page: _are_small(page or ()))
         if first is None:
             return
         yield first

@@ -98,7 +98,7 @@ class KedgeStore(Opened, BaseStore):
     def _get(self, op: GetOp) -> Item | None:
         job, item = names.memory_job(op.namespace), _item_of(op.key)
         find = partial(self._recall.find, job, item)
-        while (entry := self._recent.look((job, item), find, _is_small)) is not None and not entry.is_expired:
+        while (entry := self._recent.look(job, item, find, _is_small)) is not None and not entry.is_expired:
             try:
                 fields = self._fields(entry.row, entry.state(self.manager))
             except NotFound:
@@ -205,7 +205,9 @@ class KedgeStore(Opened, BaseStore):
         """The jobs, and the namespaces with this prefix, that hold an item."""
         after: str | None = None
         begins = names.memory_prefix(prefix)
-        while page := self._recent.look((begins, after), partial(self.manager.jobs, begins, _JOBS_AT_ONCE, after)):
+        while page := self._recent.look(
+            None, (begins, after), partial(self.manager.jobs, begins, _JOBS_AT_ONCE, after)
+        ):
             for job in page:
                 namespace = self._namespaces.get(job.name) or self._look_up(job)
                 if job.checkpoints and namespace and namespace[: len(prefix)] == prefix:

@@ -1,43 +1,81 @@
-"""What was read of a store, for as long as nothing in the store has changed."""
+"""What was read of a job, for as long as nothing of the job has changed."""
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from kedge.errors import Corrupted
 from kedge.store import Store
 
 MOST_RESULTS = 64
+MOST_EVENTS = 64  # looked at to find out which jobs have changed; after more of them, all have
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The log of events, as far as it was read in a generation of the store. Never changed, but replaced by another:
+    threads and signal handlers need no lock."""
+
+    generation: Hashable
+    newest: int  # the last event that was read
+    since: Hashable  # the event before which nothing is known; the generation, where the log cannot be read
+    changed: Mapping[str, int] = field(default_factory=dict)  # by job, its last event since
+
+
 class Recent:
-    """Asked again in the same generation of the store, the same look gives what it gave. Bounded; thread-safe.
+    """Asked again while nothing of a job has changed, the same look gives what it gave. Bounded; thread-safe.
 
     Results are shared: nobody may change them.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._view: _View | None = None
         self._results: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
 
-    def look(self, key: Hashable, read: Callable[[], T], is_kept: Callable[[T], bool] = lambda _: True) -> T:
-        """What `read` gives, which may call the store several times; `is_kept` says whether it is small enough."""
-        generation = self._store.generation()  # before reading: what changes meanwhile shows the next time
-        if generation is not None:
-            known = self._results.get(key)
-            if known is not None and known[0] == generation:
-                result: T = known[1]
-                return result
+    def look(
+        self, job: str | None, key: Hashable, read: Callable[[], T], is_kept: Callable[[T], bool] = lambda _: True
+    ) -> T:
+        """What `read` gives of a job, or of all jobs, which may call the store several times; `is_kept` says whether
+        it is small enough."""
+        state = self._state_of(job)  # before reading: what changes meanwhile shows the next time
+        known = None if state is None else self._results.get((job, key))
+        if known is not None and known[0] == state:
+            result: T = known[1]
+            return result
         result = self._store.together(read)
-        if generation is not None and is_kept(result):
-            with self._lock:
-                self._results[key] = generation, result
-                self._results.move_to_end(key)
-                if len(self._results) > MOST_RESULTS:
-                    self._results.popitem(last=False)
+        if state is not None and is_kept(result):
+            self._results[job, key] = state, result
+            self._results.move_to_end((job, key))
+            if len(self._results) > MOST_RESULTS:
+                self._results.popitem(last=False)
         return result
+
+    def _state_of(self, job: str | None) -> Hashable | None:
+        """A value that stays the same only while nothing of the job changes; None where that cannot be told."""
+        generation = self._store.generation()
+        if generation is None or job is None:
+            return generation
+        view = self._view
+        if view is None or view.generation != generation:
+            view = self._view = self._followed(view, generation)
+        return view.since, view.changed.get(job, 0)
+
+    def _followed(self, view: _View | None, generation: Hashable) -> _View:
+        """Every change of a checkpoint is an event of its job, or of no job: then all jobs may have changed."""
+        try:
+            if view is not None:
+                events = self._store.events(view.newest, MOST_EVENTS)
+                changed = {**view.changed, **{event.job: event.id for event in events if event.job is not None}}
+                if len(events) < MOST_EVENTS >= len(changed) and all(event.job is not None for event in events):
+                    return _View(generation, events[-1].id if events else view.newest, view.since, changed)
+            newest = self._store.events(limit=1, newest=True)
+        except Corrupted:
+            return _View(generation, 0, generation)
+        number = newest[0].id if newest else 0
+        return _View(generation, number, number)
