@@ -21,7 +21,7 @@ from .direct import BLOCK_BYTES, Input, Output, forget_after_fork, round_up, syn
 from .group_files import OWN_FILE, OWN_FOLDER, share
 
 MAGIC = b"KDPACK1\n"
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".pack"
 
 _HEADER = struct.Struct("<8sI32s")
@@ -300,9 +300,9 @@ class PackPool:
         pack.close()
 
 
-def header(name: str) -> bytes:
+def header(name: str, version: int = FORMAT) -> bytes:
     """The first block of the pack `name`."""
-    fields = _HEADER.pack(MAGIC, FORMAT, name.encode())
+    fields = _HEADER.pack(MAGIC, version, name.encode())
     return (fields + _CRC.pack(zlib.crc32(fields))).ljust(BLOCK_BYTES, b"\0")
 
 

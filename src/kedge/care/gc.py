@@ -22,7 +22,7 @@ from kedge.ports import UNREADABLE, Chunk, ChunksGone, NewCheckpoint
 from kedge.store.backlog import write_saves
 from kedge.store.chunk_reader import read_verified
 from kedge.store.local import LocalStore
-from kedge.store.record import Keys, NoKeys, read_packs, read_records
+from kedge.store.record import Keys, NoKeys, append_record, read_packs, read_records
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
 SMALL_BYTES = 64 << 10  # packs up to this, as processes leave them that save little, are joined
@@ -222,7 +222,7 @@ def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
             moved.append(replace(chunk, pack=new_pack, offset=offset))
         rows = store.index.recorded_in(pack)
         if others := _other_saves(store, pack, {save.id for save, _ in rows}):
-            writer.append(store.describe(others, (), store.key))
+            append_record(writer, store.describe(others, (), store.key))
         places = list(write_saves(writer, rows, moved, store.describe, store.key))
         writer.commit()
         store.index.relocate(moved, from_pack=pack, records=places)

@@ -23,10 +23,12 @@ from kedge.chunks import portions
 from kedge.errors import CheckpointError
 from kedge.ports import Blobs, BlobWriter, Chunk, ChunksGone, Index, NewCheckpoint, RecordPlace, SavedRow
 
+from .record import Draft, append_record
+
 if TYPE_CHECKING:
     from kedge.crypto import DataKey
 
-Describe = Callable[[Sequence[NewCheckpoint], Sequence[Chunk], "DataKey | None"], bytes]
+Describe = Callable[[Sequence[NewCheckpoint], Sequence[Chunk], "DataKey | None"], Draft]
 
 AFTER_S = 5.0
 _PAUSES = 15  # for each second of copying behind the backs of savers: under load it may not keep up, and need not
@@ -137,13 +139,13 @@ def write_saves(
 ) -> Iterator[RecordPlace]:
     """Append records of checkpoints as the index has them, and of chunks; where each lies."""
     for some in portions(rows, lambda row: len(row[0].manifest), _RECORD_BYTES):
-        data = describe([save for save, _ in some], chunks, key)
+        draft = describe([save for save, _ in some], chunks, key)
         chunks = ()
-        pack, _ = writer.append(data)
+        pack, _ = append_record(writer, draft)
         for save, digest in some:
-            yield RecordPlace(save.id, digest, pack, round_up(len(data)) // len(some))
+            yield RecordPlace(save.id, digest, pack, round_up(draft.size_bytes) // len(some))
     if chunks:
-        writer.append(describe((), chunks, key))
+        append_record(writer, describe((), chunks, key))
 
 
 def _append_chunks(writer: BlobWriter, chunks: Sequence[Chunk]) -> list[Chunk]:

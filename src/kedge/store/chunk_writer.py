@@ -41,6 +41,8 @@ from kedge.ports import (
     digest_of,
 )
 
+from .record import Draft, append_record
+
 if TYPE_CHECKING:
     from kedge.crypto import DataKey
 
@@ -300,7 +302,7 @@ class ChunkWriter:
         for future in pending:
             future.result()
 
-    def finish(self, describe: Callable[[list[Chunk]], bytes]) -> Written:
+    def finish(self, describe: Callable[[list[Chunk]], Draft]) -> Written:
         """Make all of it durable (I1). `describe(chunks)` is written behind them, so that packs explain themselves.
 
         What is small enough needs no pack: its bytes go to the index with the commit.
@@ -312,7 +314,7 @@ class ChunkWriter:
             if self._waiting:
                 self._write_bundle(self._waiting)
             writer = self._open_writer()
-            self._record = writer.append(describe(self._placed))
+            self._record = append_record(writer, describe(self._placed), self._placed[-1].pack if self._placed else "")
             writer.commit()
         self._placed.sort(key=lambda chunk: chunk.digest)
         new = self._placed

@@ -14,9 +14,10 @@ import ormsgpack
 import zstandard
 
 from kedge import codec
-from kedge.errors import Corrupted
+from kedge.blobs.pack_file import header
+from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
-from kedge.ports import READABLE, Blobs, Chunk, Encoding, NewCheckpoint, digest_of, unsupported
+from kedge.ports import READABLE, Blobs, BlobWriter, Chunk, Encoding, NewCheckpoint, digest_of, unsupported
 from kedge.version import __version__
 
 from .manifest import COMPRESS_OVER_BYTES, decompress
@@ -26,10 +27,12 @@ Wrap: TypeAlias = Callable[[bytes], bytes]
 
 RECORD_MAGIC = b"KDREC1\n\0"
 MAX_RECORD_BYTES = 64 << 20
-SAVES = 1  # the kind of record that is written today
+SAVES = 2  # the kind of record that is written today, bound to its pack
+_UNBOUND = 1  # as before, in packs of format 1: content that looked like a record was taken for one
 OPTIONAL_KINDS = 0x8000  # a reader skips a kind from here on if it does not know it
 _HEAD = struct.Struct("<8sHHI16s")  # magic, kind, encoding, payload length, writing version; BLAKE3 of all follows
 _HEAD_BYTES = _HEAD.size + 32
+_OLD_HEADER_BYTES = 48  # of a pack, as far as it says something
 # What a record in a pack does not say of a save: what mattered to its commit alone, and what `chunks` says.
 _UNPACKED = {"new_chunks", "reused_chunks", "lease_token", "takes_key_from", "status", "key_id"}
 _NAMES = {"is_pinned": "pinned", "metadata_json": "metadata", "idempotency_key": "key"}
@@ -106,8 +109,37 @@ class PackRecord:
     chunks: Sequence[Chunk]
 
 
-def pack_record(record: PackRecord, wrap: Wrap | None = None) -> bytes:
-    """A record as it is appended to a pack, so that an index can be rebuilt from packs (docs/format.md).
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A record for a pack that is not known yet.
+
+    The pack's name, which is random and told to nobody, is part of the digest: what users save, whatever it looks like,
+    is no record, neither where it was written nor in the pack of another store.
+    """
+
+    head: bytes
+    payload: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return _HEAD_BYTES + len(self.payload)
+
+    def bound_to(self, pack: str) -> bytes:
+        return self.head + digest_of(pack.encode() + self.head + self.payload) + self.payload
+
+
+def append_record(writer: BlobWriter, draft: Draft, likely: str = "") -> tuple[str, int]:
+    """Append a record to whichever pack takes it; `likely` took what came before. Answers (pack, offset)."""
+    pack = likely or writer.append(b"")[0]
+    while True:
+        place = writer.append(draft.bound_to(pack))
+        if place[0] == pack:
+            return place
+        pack = place[0]  # a new one was begun: what went there is bound to another, and is nothing
+
+
+def pack_record(record: PackRecord, wrap: Wrap | None = None) -> Draft:
+    """A record to be appended to a pack, so that an index can be rebuilt from packs (docs/format.md).
 
     Where the namespace is encrypted, `wrap` seals it (`crypto.Vault.wrap_record`).
     """
@@ -125,8 +157,7 @@ def pack_record(record: PackRecord, wrap: Wrap | None = None) -> bytes:
             payload, encoding = squeezed, Encoding.ZSTD
     if wrap is not None:
         payload, encoding = wrap(payload), encoding | Encoding.SEALED
-    head = _HEAD.pack(RECORD_MAGIC, SAVES, encoding, len(payload), __version__.encode())
-    return head + digest_of(head + payload) + payload
+    return Draft(_HEAD.pack(RECORD_MAGIC, SAVES, encoding, len(payload), __version__.encode()), payload)
 
 
 def _save_fields(save: NewCheckpoint) -> dict[str, object]:
@@ -145,7 +176,10 @@ def read_records(blobs: Blobs, pack: str, unwrap: Wrap | None = None, *, is_plai
 
     UnsupportedFormat for one that a newer Kedge has written and this one would misunderstand.
     """
+    bound_to: str | None = None  # until it matters
     for offset in blobs.scan(pack, RECORD_MAGIC):
+        if bound_to is None:
+            bound_to = "" if _is_old(blobs, pack) else pack
         try:
             head = memoryview(bytearray(_HEAD_BYTES))
             blobs.read_into(pack, offset, head)
@@ -154,22 +188,32 @@ def read_records(blobs: Blobs, pack: str, unwrap: Wrap | None = None, *, is_plai
                 continue
             data = memoryview(bytearray(size))
             blobs.read_into(pack, offset, data)
-            record = _unpack_record(bytes(data), unwrap, is_plain)
+            record = _unpack_record(bytes(data), bound_to, unwrap, is_plain)
         except (Corrupted, ValueError, TypeError):
             continue  # bytes that look like a record and are none, or a damaged one
         if record is not None:
             yield record
 
 
-def _unpack_record(data: bytes, unwrap: Wrap | None, is_plain: bool) -> PackRecord | None:
+def _is_old(blobs: Blobs, pack: str) -> bool:
+    """Whether a pack is of the format whose records are not bound to it. Only Kedge can have written its name there."""
+    start = memoryview(bytearray(_OLD_HEADER_BYTES))
+    try:
+        blobs.read_into(pack, 0, start)
+    except (Corrupted, NotFound):
+        return False  # shorter than a header
+    return start == header(pack, 1)[:_OLD_HEADER_BYTES]
+
+
+def _unpack_record(data: bytes, bound_to: str, unwrap: Wrap | None, is_plain: bool) -> PackRecord | None:
     """The record that `data` is; None for one that does not verify, or of a kind that a reader may pass over."""
     magic, kind, encoding, size, author = _HEAD.unpack_from(data)
     payload = data[_HEAD_BYTES:]
-    digest = data[_HEAD.size : _HEAD_BYTES]
-    if magic != RECORD_MAGIC or len(payload) != size or digest_of(data[: _HEAD.size] + payload) != digest:
+    digest = digest_of(bound_to.encode() + data[: _HEAD.size] + payload)
+    if magic != RECORD_MAGIC or len(payload) != size or digest != data[_HEAD.size : _HEAD_BYTES]:
         return None
     written_by = author.rstrip(b"\0").decode("ascii", "replace")
-    if kind != SAVES:
+    if kind != (SAVES if bound_to else _UNBOUND):
         if kind >= OPTIONAL_KINDS:
             return None
         raise unsupported(f"a record in a pack (kind {kind})", written_by)

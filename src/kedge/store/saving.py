@@ -48,7 +48,7 @@ from .chunk_writer import ChunkWriter, settled
 from .loading import Loading
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, pack_tree
 from .received import Received
-from .record import PackRecord, branch_record, new_record, pack_record
+from .record import Draft, PackRecord, branch_record, new_record, pack_record
 from .request import Request
 from .rope import PartedTree, write_parts
 from .streams import (
@@ -261,7 +261,7 @@ class Saving(Loading):
     def finish(self, writer: ChunkWriter, record: NewCheckpoint) -> NewCheckpoint:
         """Make the chunks of a record durable; the record as it is to be committed."""
 
-        def describe(placed: Sequence[Chunk]) -> bytes:
+        def describe(placed: Sequence[Chunk]) -> Draft:
             stored_bytes = record.stored_bytes + sum(chunk.stored_bytes for chunk in placed)
             return self.describe([replace(record, stored_bytes=stored_bytes, has_chunks=True)], placed, writer.key)
 
@@ -277,7 +277,7 @@ class Saving(Loading):
             key_id="" if writer.key is None else writer.key.id.hex(),
         )
 
-    def describe(self, saves: Sequence[NewCheckpoint], placed: Sequence[Chunk], key: DataKey | None) -> bytes:
+    def describe(self, saves: Sequence[NewCheckpoint], placed: Sequence[Chunk], key: DataKey | None) -> Draft:
         """What a pack says of saves and of places of chunks, sealed where the namespace is."""
         wrap = None if self.vault is None or key is None else partial(self.vault.wrap_record, key)
         return pack_record(PackRecord(self.index.namespace, saves, placed), wrap)

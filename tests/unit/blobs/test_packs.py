@@ -65,7 +65,7 @@ def fails(number: int) -> Callable[..., None]:
 def test_the_bytes_of_a_pack(blobs: PackBlobs, folder: Path) -> None:
     (pack, first), (_, second) = put(blobs, b"one", pattern(5000))
     blobs.close()
-    fields = b"KDPACK1\n" + struct.pack("<I", 1) + pack.encode()
+    fields = b"KDPACK1\n" + struct.pack("<I", 2) + pack.encode()
     expected = (fields + struct.pack("<I", zlib.crc32(fields))).ljust(4096, b"\0")
     expected += b"one".ljust(4096, b"\0") + pattern(5000).ljust(8192, b"\0")
     assert (first, second) == (4096, 8192)
@@ -165,13 +165,13 @@ def test_a_newer_format_is_refused(blobs: PackBlobs, folder: Path) -> None:
     blobs.close()
     path = folder / f"{place[0]}.pack"
     data = bytearray(path.read_bytes())
-    data[8:12] = struct.pack("<I", 2)
+    data[8:12] = struct.pack("<I", 3)
     path.write_bytes(data)
     assert read(blobs, place, 4) == b"data"  # its checksum is wrong: damage, not a format
     data[44:48] = struct.pack("<I", zlib.crc32(data[:44]))
     path.unlink()
     path.write_bytes(data)
-    with pytest.raises(UnsupportedFormat, match="format 2"):
+    with pytest.raises(UnsupportedFormat, match="format 3"):
         read(blobs, place, 4)
 
 

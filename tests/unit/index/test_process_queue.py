@@ -3,6 +3,7 @@
 Two indexes of one process have files of their own, with locks of their own: they behave as two processes do.
 """
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,8 +48,9 @@ def pair(path: str) -> Iterator[tuple[SqliteIndex, SqliteIndex]]:
 
 
 @pytest.fixture
-def turn(path: str, pair: tuple[SqliteIndex, SqliteIndex]) -> Iterator[ProcessQueue]:
-    """Somebody who has the turn until the test gives it up."""
+def turn(path: str, pair: tuple[SqliteIndex, SqliteIndex], monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessQueue]:
+    """Somebody who has the turn until the test gives it up, and is not taken for one who is stuck in it."""
+    monkeypatch.setattr("kedge.index.sqlite.process_queue._STUCK_S", WAIT_S)
     turn = ProcessQueue(path, Path(path).stat().st_ino, 1)
     assert turn.wait(None, WAIT_S) == 0
     yield turn
@@ -165,6 +167,8 @@ def test_an_answer_for_one_that_was_given_up_is_not_taken_for_the_next(
         pair[0].commit([given_up], actor="test")
     assert [asked.save and asked.save.records[0].id for asked in taken] == [given_up.id]
     assert turn.asked() == []
+    turn.end_turn()
+    assert turn.wait(None, WAIT_S) == 0
     future = saving(pair[0], record("one"))
     turn.answer(taken, [77])
     turn.end_turn()
@@ -174,24 +178,74 @@ def test_an_answer_for_one_that_was_given_up_is_not_taken_for_the_next(
 def test_who_waits_for_too_long_says_so_and_has_saved_nothing(
     path: str, pair: tuple[SqliteIndex, SqliteIndex], turn: ProcessQueue
 ) -> None:
-    with closing(SqliteIndex(path, busy_timeout_s=0.01)) as hasty:  # limit: it is to be reached
+    hasty_index = SqliteIndex(path, busy_timeout_s=0.01)  # limit: it is to be reached
+    with closing(hasty_index) as hasty, closing(sqlite3.connect(path)) as suspended:
         save(hasty, record("three"))
         hasty_writes(hasty, path)
-        with pytest.raises(StorageError, match="another process"):
+        suspended.execute("BEGIN IMMEDIATE")  # in its turn, inside a transaction
+        with pytest.raises(StorageError, match="locked") as caught:
             save(hasty, record("three"))
+        assert not isinstance(caught.value, OutcomeUnknown)
+        suspended.rollback()
         assert [checkpoint.seq for checkpoint in hasty.list("three")] == [1, 2]
     assert turn.asked() == []
 
 
-def test_who_gives_up_cannot_tell_whether_its_save_is_committed_yet(path: str, turn: ProcessQueue) -> None:
+def test_who_gives_up_cannot_tell_whether_what_another_has_in_hand_is_committed_yet(
+    path: str, turn: ProcessQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turn.end_turn()
-    hasty = ProcessQueue(path, 1, 1)
+    hasty = ProcessQueue(path, Path(path).stat().st_ino, 1)
     assert hasty.wait(None, WAIT_S) == 0  # its turn, in which it takes a place
     hasty.end_turn()
     assert turn.wait(None, WAIT_S) == 0
+    assert hasty.wait(Save((record("one"),), "test"), 0) == 0  # nobody has it, and nobody gets it any more
+    assert turn.asked() == []
+    asks = ProcessQueue._ask
+
+    def seen(self: ProcessQueue, save: Save | None) -> int:
+        token = asks(self, save)
+        assert turn.asked()
+        return token
+
+    monkeypatch.setattr(ProcessQueue, "_ask", seen)
     with pytest.raises(OutcomeUnknown, match="another process"):
         hasty.wait(Save((record("one"),), "test"), 0)
     hasty.close()
+
+
+def test_who_is_suspended_in_its_turn_keeps_nobody_waiting(
+    pair: tuple[SqliteIndex, SqliteIndex], turn: ProcessQueue, saving: Saving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for a save that it may have in hand: that may be committed when it wakes up."""
+    new = record("one")
+    in_hand = saving(pair[0], new)
+    monkeypatch.setattr("kedge.index.sqlite.process_queue._STUCK_S", 0.0)
+    for seq in (4, 5, 6):
+        assert [checkpoint.seq for checkpoint in pair[1].commit([record("two")], actor="test")] == [seq]
+    assert not in_hand.done()
+    turn.end_turn()
+    assert [checkpoint.seq for checkpoint in in_hand.result()] == [4]
+    assert [checkpoint.seq for checkpoint in pair[0].commit([record("one")], actor="test")] == [5]
+
+
+def test_who_goes_on_without_a_turn_finds_what_was_committed_for_it(
+    path: str, pair: tuple[SqliteIndex, SqliteIndex], turn: ProcessQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who had the turn committed it and was killed; the next one is stuck."""
+    new = record("one")
+    with closing(SqliteIndex(path)) as killed:
+        asks = ProcessQueue._ask
+
+        def committed(self: ProcessQueue, save: Save | None) -> int:
+            token = asks(self, save)
+            killed.commit([new], actor="test")
+            return token
+
+        monkeypatch.setattr(ProcessQueue, "_ask", committed)
+        monkeypatch.setattr("kedge.index.sqlite.process_queue._STUCK_S", 0.0)
+        assert [checkpoint.seq for checkpoint in pair[0].commit([new], actor="test")] == [4]
+    assert [checkpoint.seq for checkpoint in pair[0].list("one")] == [1, 2, 3, 4]
 
 
 def hasty_writes(hasty: SqliteIndex, path: str) -> None:
@@ -257,18 +311,18 @@ def test_saves_that_many_threads_share_get_their_turn_beside_a_busy_process(
 
 
 def test_saves_of_other_namespaces_and_files_are_left_alone(
-    path: str, pair: tuple[SqliteIndex, SqliteIndex], turn: ProcessQueue, saving: Saving
+    path: str, pair: tuple[SqliteIndex, SqliteIndex], turn: ProcessQueue
 ) -> None:
-    future = saving(pair[0], record("one"))
     inode = Path(path).stat().st_ino
-    for stranger in (ProcessQueue(path, inode, 2), ProcessQueue(path, inode + 1, 1)):
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(stranger.wait, None, 0.01)  # limit: it is to be reached
-            assert isinstance(waiting.exception(), StorageError)
-        assert [asked.save for asked in stranger.asked()] == [None]
-        stranger.close()
-    turn.end_turn()
-    assert [checkpoint.seq for checkpoint in future.result()] == [4]
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(pair[0].commit, [record("one")], actor="test")
+        for stranger in (ProcessQueue(path, inode, 2), ProcessQueue(path, inode + 1, 1)):
+            assert stranger.wait(None, 0) == 0  # without a turn
+            asked = wait_for(lambda stranger=stranger: stranger.asked() or None, "nobody asked for the save")
+            assert [each.save for each in asked] == [None]
+            stranger.close()
+        turn.end_turn()
+        assert [checkpoint.seq for checkpoint in future.result()] == [4]
 
 
 def test_a_damaged_queue_is_no_obstacle(

@@ -7,6 +7,9 @@ one transaction and one sync, and then writes into each place the number that th
 The file decides nothing: SQLite's lock and the transaction do, and what is not answered, for whatever reason, is done
 by its process when it has the turn. If it was committed all the same, because who had the turn was killed before it
 answered, the index knows the ID (`SqlWrites._taken`). Nothing here is synced, and the file may be lost at any time.
+
+Who was suspended in its turn keeps nobody waiting for long: the others go on without one. They leave alone only a save
+that it may have in hand, which it shows by a lock.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from kedge.blobs.group_files import OWN_FILE, share
-from kedge.errors import OutcomeUnknown, StorageError, storage_errors
+from kedge.errors import OutcomeUnknown, storage_errors
 from kedge.index.group_commit import Save, Waiting
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
 from kedge.ports import NewCheckpoint
@@ -49,6 +52,7 @@ _BACK_NS = 500_000  # who had the last turn gets the next one if it is back by t
 _TURNS_NS = 5_000_000  # that who had the last turn may have in a row while others want one of their own
 _NEXT_NS = 2_000_000  # who is to have the next turn has to take it by then
 _PATIENCE_S = 0.05  # then whoever waits takes the turn when it can
+_STUCK_S = 1.0  # a turn that takes longer is waited for no more
 _LONE_TURNS = 16  # then nobody else is taken to write any more
 
 _FIELDS = (
@@ -82,6 +86,9 @@ class ProcessQueue:
         self._unserved: dict[int, int] = {}  # who waits for a turn of its own, by token, and since when
         self._was_last = False  # in our turn: nobody had one since our last
         self._is_offered = False  # our save: somebody may commit it, and not answer
+        self._has_claims = False  # on saves of others, which we have in hand
+        self._before = b""  # how the last turn ended before we waited
+        self._stuck: bytes | None = None  # the same, before a turn that took too long
 
     def run(self, batch: Sequence[Waiting[Any]], writes: Writes, confirm: Callable[[], None], wait_s: float) -> None:
         """Run the operations of our process, durably: in our turn, or in that of another process.
@@ -102,6 +109,10 @@ class ProcessQueue:
                     batch[0].result = [landed]
                     confirm()
                     return
+                if not self._is_ours:
+                    writes.run_all(batch)
+                    confirm()
+                    return
                 asked = self.asked()
                 others = _waiting(asked)
                 if not (self._was_last and writes.save_together([*batch, *others])):  # False if anybody wrote since
@@ -118,11 +129,15 @@ class ProcessQueue:
             self.end_turn(unserved)
 
     def wait(self, save: Save | None, wait_s: float) -> int:
-        """Until it is our turn: 0. Or until another process has committed `save`: the number that it got."""
+        """Until it is our turn: 0. Or until another process has committed `save`: the number that it got.
+
+        Also 0, without a turn, when somebody is stuck in one. OutcomeUnknown if that one has `save` in hand.
+        """
         if self._fd is None:
             self._open()
         self._is_offered = False
         began = time.monotonic()
+        self._before = self._read(0, _TURN.size)
         waited_s, pause_s, token = 0.0, self._took_s / 2, 0
         try:
             while not self._has_turn(token, is_patient=self._place is not None and waited_s < _PATIENCE_S):
@@ -132,8 +147,14 @@ class ProcessQueue:
                 elif number := self._answer(token):
                     self._took_s = waited_s
                     return number
-                if waited_s >= wait_s:
-                    raise self._waited_too_long(wait_s)
+                is_late = waited_s >= wait_s
+                if (is_late or self._is_stuck(waited_s)) and self._withdraw(token):
+                    return 0
+                if is_late:
+                    raise OutcomeUnknown(
+                        f"{self._path}: another process has had its turn, and this save, for {wait_s:.0f} s",
+                        hint="it may still commit it: look whether it was done, then save again",
+                    )
                 time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * random.uniform(0.8, 1.2))  # nosec B311
                 pause_s = self._took_s / 4
         except BaseException:
@@ -146,11 +167,14 @@ class ProcessQueue:
         self._withdraw(token)
         return 0
 
-    def _waited_too_long(self, wait_s: float) -> StorageError:
-        what = f"{self._path}: another process has had its turn for {wait_s:.0f} s"
-        if self._is_offered:
-            return OutcomeUnknown(what, hint="it may still commit this save: look whether it was done, then save again")
-        return StorageError(what, hint="another process has been writing for very long; try again, or stop it")
+    def _is_stuck(self, waited_s: float) -> bool:
+        """Whether somebody has had the turn for too long; also one of whom we know that already."""
+        before = self._read(0, _TURN.size)
+        if before != self._before:
+            self._before, self._stuck = before, None  # others had turns meanwhile
+        elif waited_s >= _STUCK_S:
+            self._stuck = before
+        return self._stuck == before
 
     def asked(self) -> list[Asked]:
         """In our turn: what others wait for. Nobody commits what a process that has ended had asked for."""
@@ -158,8 +182,15 @@ class ProcessQueue:
         return [
             Asked(place, token, self._read_save(place, token))
             for place, (token, _, _) in entries
-            if token and place != self._place and self._is_taken(place)
+            if token and place != self._place and self._is_taken(place) and self._claim(place, token)
         ]
+
+    def _claim(self, place: int, token: int) -> bool:
+        """Have in hand what is asked for there until our turn ends: so its process knows, and does not give it up."""
+        if self._fd is None or not _lock_byte(self._fd, fcntl.F_OFD_SETLK, _PLACES + place):
+            return False
+        self._has_claims = True
+        return self._read(_entry_at(place), 8) == token.to_bytes(8, "little")  # else it was given up before
 
     def answer(self, asked: Sequence[Asked], numbers: Sequence[int]) -> list[Asked]:
         """Once their saves are durable. Answers those without a number: they need turns, in which they hear why."""
@@ -181,13 +212,16 @@ class ProcessQueue:
             with suppress(OSError):
                 self._write(_TURN.pack(self._me, now_ns, token), 0)
             self._is_ours = False
+        if self._has_claims:
+            _unlock_bytes(self._fd, _PLACES, _PLACES)
+            self._has_claims = False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
-        self._fd = self._place = None
-        self._is_ours = False
+        self._fd = self._place = self._stuck = None
+        self._is_ours = self._has_claims = False
 
     def remove(self) -> None:
         """By the last user of the index, when nobody opens it."""
@@ -239,7 +273,7 @@ class ProcessQueue:
         """A token: of our save, or of our wish for a turn; 0 where there is no place for it."""
         if self._place is None:
             return 0
-        data = _packed(save) if save is not None else b""
+        data = b"" if save is None or self._is_in_hand() else _packed(save)
         token = int.from_bytes(os.urandom(8)) or 1
         head = _HEAD.pack(token, self._readers, len(data), zlib.crc32(data))
         try:
@@ -251,10 +285,24 @@ class ProcessQueue:
             return 0  # the disk is full
         return token
 
-    def _withdraw(self, token: int) -> None:
-        if token and self._place is not None:
-            with suppress(OSError):
-                self._write(bytes(8), _entry_at(self._place))
+    def _is_in_hand(self) -> bool:
+        """Whether somebody has, of our place, what we have asked for there before."""
+        assert self._fd is not None
+        assert self._place is not None
+        return sys.platform == "linux" and not _lock_byte(self._fd, fcntl.F_OFD_GETLK, _PLACES + self._place)
+
+    def _withdraw(self, token: int) -> bool:
+        """Ask no more; whether nobody commits our save from now on. It may have been committed before."""
+        if not token or self._fd is None or self._place is None:
+            return True
+        is_free = not self._is_offered or _lock_byte(self._fd, fcntl.F_OFD_SETLK, _PLACES + self._place)
+        try:
+            self._write(bytes(8), _entry_at(self._place))
+        except OSError:
+            return not self._is_offered
+        if self._is_offered and is_free:
+            _unlock_bytes(self._fd, _PLACES + self._place, 1)
+        return is_free
 
     def _answer(self, token: int) -> int:
         """A number, only if it was written whole and for this token."""
@@ -329,3 +377,8 @@ def _lock_byte(handle: int, command: int, place: int) -> bool:
         return False
     kind, *_ = _LOCK.unpack(answer)
     return command != fcntl.F_OFD_GETLK or kind == fcntl.F_UNLCK
+
+
+def _unlock_bytes(handle: int, first: int, count: int) -> None:
+    with suppress(OSError):
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, first, count, 0))
