@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from .pipeline.declaration import current_run, pipeline, step
     from .pipeline.failure import ItemError, StepFailed
     from .pipeline.inbox import send
+    from .pipeline.place import idempotency_key
     from .pipeline.queues import Handle, Queue
     from .pipeline.queues import Queue as queue  # noqa: N813
     from .pipeline.retry import Retry
@@ -163,6 +164,7 @@ __all__ = [
     "dask",
     "decide",
     "follow",
+    "idempotency_key",
     "open",
     "pipeline",
     "queue",
@@ -188,7 +190,7 @@ _HOMES = {
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
         "Approval", "Handle", "ItemError", "Paused", "Queue", "Retry", "Run", "StepFailed", "current_run",
-        "decide", "follow", "pipeline", "queue", "run", "schedule", "send", "start", "step",
+        "decide", "follow", "idempotency_key", "pipeline", "queue", "run", "schedule", "send", "start", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

@@ -21,6 +21,7 @@ from .background import Background, start, start_call
 from .declaration import Pipeline, current_run, pipeline, step
 from .failure import ItemError, StepFailed
 from .inbox import send
+from .place import idempotency_key
 from .queues import Handle, Queue, Submission
 from .retry import Retry
 from .run import Run
@@ -33,8 +34,8 @@ queue = Queue
 
 __all__ = [
     "Approval", "Background", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Rule",
-    "Run", "StepFailed", "Submission", "current_run", "decide", "find_approvals", "follow", "pending_approvals",
-    "pipeline", "queue", "run", "schedule", "schedule_call", "send", "start", "start_call", "step",
+    "Run", "StepFailed", "Submission", "current_run", "decide", "find_approvals", "follow", "idempotency_key",
+    "pending_approvals", "pipeline", "queue", "run", "schedule", "schedule_call", "send", "start", "start_call", "step",
 ]  # fmt: skip
 
 

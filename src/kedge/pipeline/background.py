@@ -161,7 +161,8 @@ class _Start:
             for attempt in itertools.count(1):
                 run = Run(
                     self.key, store=self.store, version=self.pipeline.version, pipeline=self.pipeline.name,
-                    signals=False, progress=False, lease=lease, origin=origin, parent=self.parent,
+                    signals=False, progress=False, timeout_s=self.pipeline.timeout_s, lease=lease, origin=origin,
+                    parent=self.parent,
                 )  # fmt: skip
                 try:
                     self._carry_out(run)

@@ -347,7 +347,7 @@ class Worker:
         pipeline, call = self._pipelines[entry.pipeline], self._store.load(entry.id)
         run = Run(
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
-            grace_s=self._grace_s, signals=False, progress=False, lease=lease,
+            grace_s=self._grace_s, signals=False, progress=False, timeout_s=pipeline.timeout_s, lease=lease,
             queue="" if job == queue_job(RECOVERY) else queue_of(job), origin={"entry": metadata, "call": call},
         )  # fmt: skip
         try:

@@ -19,7 +19,7 @@ from .keys import arguments, digest_of, parameters_of
 from .owner import this_command
 from .place import here
 from .recovery import recoverable
-from .retry import Retry
+from .retry import Retry, parse_timeout
 from .run import Run
 from .step import Call, Options, parse_options
 
@@ -50,6 +50,7 @@ class Pipeline(Generic[P, R]):
         version: str | int | None,
         store: CheckpointManager | str | os.PathLike[str] | None,
         recover: bool = False,
+        timeout_s: float | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
@@ -57,6 +58,7 @@ class Pipeline(Generic[P, R]):
         self.version = version
         self.store = store
         self.recover = recover
+        self.timeout_s = parse_timeout(timeout_s)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.at()(*args, **kwargs)
@@ -78,7 +80,8 @@ class Pipeline(Generic[P, R]):
         def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
             name = self.key_of(*args, **kwargs) if key is None else key
             origin = {**this_command(), "parameters": parameters_of(self.function)}
-            make = functools.partial(Run, name, version=self.version, pipeline=self.name, origin=origin, **options)
+            given = {"timeout_s": self.timeout_s, **options}
+            make = functools.partial(Run, name, version=self.version, pipeline=self.name, origin=origin, **given)
             if not self.recover:
                 return make(store=place)
             return recoverable(lambda opened: make(store=opened), place, call_of(self.function, args, kwargs))
@@ -154,6 +157,7 @@ def pipeline(
     version: str | int | None = None,
     store: CheckpointManager | str | os.PathLike[str] | None = None,
     recover: bool = False,
+    timeout_s: float | None = None,
 ) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
 def pipeline(
     function: Callable[..., Any] | None = None,
@@ -163,15 +167,18 @@ def pipeline(
     version: str | int | None = None,
     store: CheckpointManager | str | os.PathLike[str] | None = None,
     recover: bool = False,
+    timeout_s: float | None = None,
 ) -> Any:
     """Make a function a pipeline: each call is a durable run, resumed when the same call is made again.
+
+    `timeout_s` limits each run as that of `kedge.run` does, also those of queues, schedules and `kedge.start`.
 
     With `recover`, a worker (`kedge worker FILE.py`) takes the run over when its process dies. The arguments must then
     be something a state can hold.
     """
 
     def decorate(inner: Callable[..., Any]) -> Pipeline[..., Any]:
-        return Pipeline(inner, name, version, store, recover)
+        return Pipeline(inner, name, version, store, recover, timeout_s)
 
     return decorate if function is None else decorate(function)
 

@@ -152,6 +152,7 @@ class Map:
             token=place.run.token,
             store=reachable(session.store.url),
             namespace=session.store.namespace,
+            identity=session.identity,
             key=session.store.key_source,
             lease=session.lease,
             path=place.path,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import ormsgpack
+from blake3 import blake3
+
+from kedge.errors import Conflict
 from kedge.model import CheckpointLevel
 
 from .keys import Path
@@ -40,6 +45,9 @@ class Place:
 
 _here: ContextVar[Place | None] = ContextVar("kedge_place", default=None)
 
+Work = tuple[str | bytes, ...]  # what tells a step of a run, or an item of a map, from all others, ever
+_work: ContextVar[Work] = ContextVar("kedge_work", default=())
+
 sample: ContextVar[int] = ContextVar("kedge_llm_sample", default=0)  # which of several answers to one prompt
 
 
@@ -50,12 +58,14 @@ class Carried:
     run: str = ""
     step: str = ""
     sample: int = 0
+    work: Work = ()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         tokens = _carried.set(self), sample.set(self.sample)
         try:
-            yield
+            with attempted(*self.work):
+                yield
         finally:
             _carried.reset(tokens[0])
             sample.reset(tokens[1])
@@ -66,7 +76,28 @@ _carried: ContextVar[Carried] = ContextVar("kedge_carried", default=Carried())  
 
 def carry(run: str, step: str) -> Carried:
     """What goes along from here with work for a step."""
-    return Carried(run, step, sample.get())
+    return Carried(run, step, sample.get(), _work.get())
+
+
+@contextmanager
+def attempted(*work: str | bytes) -> Iterator[None]:
+    """Around an attempt of this step or item."""
+    token = _work.set(work)
+    try:
+        yield
+    finally:
+        _work.reset(token)
+
+
+def idempotency_key(part: str = "") -> str:
+    """A UUID for a request that the step or item makes here: the same whenever it is tried again, by whatever process.
+
+    A service that takes idempotency keys carries the request out once. Steps and items that are not the same, by run,
+    path, inputs or version, have keys of their own; `part` tells apart several requests of one step.
+    """
+    if not (work := _work.get()):
+        raise Conflict("there is no step here", hint="call idempotency_key inside a step, or an item of a map")
+    return str(uuid.UUID(bytes=blake3(ormsgpack.packb([*work, part])).digest(16), version=5))
 
 
 def payer() -> tuple[str, str]:

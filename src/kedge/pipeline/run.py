@@ -112,8 +112,7 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """What tells this run from one that had the same key before it was deleted."""
-        return f"{self.store.namespace}:{self.key}:{self._at_work().began_at!r}"
+        return self._at_work().identity
 
     @property
     def store(self) -> CheckpointManager:

@@ -118,6 +118,11 @@ class Session:
             self.began_at = began_at
         return newest
 
+    @property
+    def identity(self) -> str:
+        """What tells this run from one that had the same key before it was deleted."""
+        return f"{self.store.namespace}:{self.key}:{self.began_at!r}"
+
     # Records
 
     def save(

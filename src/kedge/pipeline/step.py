@@ -20,7 +20,7 @@ from .attempt import TIMEOUT_IN, await_within, call_in_thread
 from .failure import Failure, one_line
 from .kept import FINAL
 from .keys import Path, arguments, digest_of, imported_tag, preview, show, step_key
-from .place import Place, carry
+from .place import Place, attempted, carry
 from .retry import Retry, parse_retries, parse_timeout
 from .session import Session
 
@@ -113,7 +113,7 @@ class Steps:
             self._session.pause_point()
             began = time.monotonic()
             try:
-                with place.entered(), self._session.signals.in_step():
+                with place.entered(), attempted(self._session.identity, step.key), self._session.signals.in_step():
                     result = self._attempt(step)
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
                 self._session.signals.wait(self._record_failure(step, error, attempt, time.monotonic() - began))
@@ -134,7 +134,7 @@ class Steps:
             await to_thread(self._session.pause_point)
             began = time.monotonic()
             try:
-                with place.entered(), self._session.in_task():
+                with place.entered(), attempted(self._session.identity, step.key), self._session.in_task():
                     result = await await_within(self._attempt_async(step), call.options.timeout_s, step.title)
             except CancelledError as error:
                 self._session.raise_stopped(error)

@@ -27,7 +27,7 @@ from .attempt import call_in_thread
 from .digests import split
 from .failure import Failure, ItemError
 from .keys import Path, show
-from .place import Carried
+from .place import Carried, attempted
 from .retry import Retry
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Spec:
     token: str  # of the Run object, for workers in its own process
     store: str
     namespace: str
+    identity: str  # of the run
     lease: Lease
     path: Path
     tag: str
@@ -187,7 +188,8 @@ def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError
     while True:
         attempt += 1
         try:
-            with run.at_item(spec.path, item.label, attempt) if run is not None else nullcontext():
+            place = run.at_item(spec.path, item.label, attempt) if run is not None else nullcontext()
+            with place, attempted(spec.identity, spec.tag, item.digest):
                 if spec.timeout_s is None:
                     result = spec.function(item.value)
                 else:
