@@ -112,6 +112,10 @@ def _podman() -> str | None:
     return _criu() or _command("podman", "gcc", "checkpointctl", "containerd", "ctr")
 
 
+def _docker() -> str | None:
+    return _criu() or _command("dockerd", "docker", "containerd")
+
+
 def _cni() -> str | None:
     return None if Path("/usr/lib/cni/ptp").exists() else "no CNI plugins in /usr/lib/cni (containernetworking-plugins)"
 
@@ -178,6 +182,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "faketime": _faketime,
     "gcc": lambda: _command("gcc"),
     "podman": _podman,
+    "docker": _docker,
     "netns": _netns,
     "pgbouncer": lambda: _command("pgbouncer"),
     "postgres": _postgres,

@@ -321,7 +321,11 @@ def make_payload(folder: Path) -> Path:
     programs = folder / "payload/bin"
     programs.mkdir(parents=True)
     shutil.copy(Path(calls.__file__).with_name("kedge-runc"), programs)
-    fronts = {"python3": sys.executable, "kedge": f"{sys.executable} -m kedge", "criu": shutil.which("criu")}
+    fronts = {
+        "python3": sys.executable,
+        "kedge": f"{sys.executable} -m kedge",
+        "criu": os.path.realpath(shutil.which("criu") or "criu"),
+    }
     for name, program in fronts.items():
         (programs / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
         (programs / name).chmod(0o755)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.test_deploy import DEPLOY, INSTALLER, make_payload
-from tests.engine import COUNT, IMAGE
-from tests.lab import PYTHON
+from tests.engine import IMAGE
+from tests.lab import COUNTER, PYTHON
 from tests.node import Node, node
 from tests.parts import missing
 from tests.waiting import wait_for
@@ -104,13 +106,16 @@ while True:
         log.write(f"{n}\\n")
     time.sleep(0.01)  # sleep: the pace of the program
 """
+# Which start of the program this is: one that went on is still the same.
+_BEGAN = 'import os\nopen("/work/began", "w").write(os.urandom(8).hex())\n'
+_COUNT = [PYTHON, "-c", _BEGAN + COUNTER, "0.002", "0"]
 _EMPTY: dict[str, Any] = {"volumes": [{"name": "work", "emptyDir": {}}]}
 _IN_MEMORY: dict[str, Any] = {"volumes": [{"name": "work", "emptyDir": {"medium": "Memory"}}]}
 _MOUNTED = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
 _PROBE = {"exec": {"command": ["/usr/bin/test", "-e", "/work/log"]}, "periodSeconds": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the pod, of its container
     "plain": ({}, {}),
-    "tied": ({}, {"command": [PYTHON, "-c", _TIED]}),
+    "tied": ({}, {"command": [PYTHON, "-c", _BEGAN + _TIED]}),
     "emptydir": (_EMPTY, _MOUNTED),
     "memory": (_IN_MEMORY, _MOUNTED),
     "readonly": (_EMPTY, {**_MOUNTED, "securityContext": {"readOnlyRootFilesystem": True}}),
@@ -135,19 +140,25 @@ def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[
         raise RuntimeError(f"--binaries DIR lacks {', '.join(absent)}: build them from their public sources")
     binaries = binaries.resolve()
     payload = make_payload(folder)
-    with node(folder, DEPLOY.parents[1], Path(sys.base_prefix), binaries) as made:
+    criu = Path(shutil.which("criu") or "").resolve().parents[1]  # with its libraries
+    with node(folder, DEPLOY.parents[1], Path(sys.base_prefix), binaries, criu) as made:
         cluster = _Cluster(made, binaries)
         cluster.start()
         cluster.install(payload)
-        for name in CASES:
-            cluster.goes_on(name)
-        ways = {
-            "delete": cluster.delete, "evict": cluster.evict, "drain": cluster.drain, "rollout": cluster.roll_out,
-            "scale": cluster.scale,
-        }  # fmt: skip
-        cluster.apply(_deployment("train"))
-        for way in ways.values():
-            cluster.is_replaced("app=train", way)
+        with cluster.explained():
+            return _tortured(cluster)
+
+
+def _tortured(cluster: _Cluster) -> dict[str, float]:
+    for name in CASES:
+        cluster.goes_on(name)
+    ways = {
+        "delete": cluster.delete, "evict": cluster.evict, "drain": cluster.drain, "rollout": cluster.roll_out,
+        "scale": cluster.scale,
+    }  # fmt: skip
+    cluster.apply(_deployment("train"))
+    for way in ways.values():
+        cluster.is_replaced("app=train", way)
     return {"cases": len(CASES), "ways": len(ways)}
 
 
@@ -155,7 +166,7 @@ def _pod(name: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> dic
     """A template: the counter, from /usr of the node."""
     environment = [{"name": "KEDGE_CHECKPOINT", "value": "1"}, {"name": "KEDGE_POLICY", "value": "fail"}]
     mounts = [{"name": "usr", "mountPath": "/usr", "readOnly": True}, *container.get("volumeMounts", ())]
-    usual = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": list(COUNT), "env": environment}
+    usual = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": _COUNT, "env": environment}
     volumes = [{"name": "usr", "hostPath": {"path": "/usr"}}, *pod.get("volumes", ())]
     spec = {"runtimeClassName": "kedge", "terminationGracePeriodSeconds": 30, **pod, "volumes": volumes,
             "containers": [{**usual, **container, "volumeMounts": mounts}]}  # fmt: skip
@@ -224,6 +235,18 @@ class _Cluster:
         self.kubectl("label", "node", "node1", "kedge.dev/runtime=true")
         self.kubectl("apply", f"--filename={DEPLOY}/runtimeclass.yaml")
 
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """A failure also says what the node knows about it."""
+        try:
+            yield
+        except AssertionError as error:
+            kedge = ["/opt/kedge/bin/kedge", "container", "logs"]
+            told = [self._node.lab.run(*kedge, *more, check=False, env=self._environment) for more in ((), ("latest",))]
+            told += [self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False)]
+            tails = [(one.stdout + one.stderr)[-3000:] for one in told]
+            raise AssertionError("\n".join([str(error), *tails])) from error
+
     # Asking
 
     def kubectl(self, *words: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -246,10 +269,13 @@ class _Cluster:
                 return dict(pod)
         return None
 
+    def _work(self, pod: Mapping[str, Any]) -> Path:
+        container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+        return self._node.below(f"/proc/{self._node.pid(container)}/root/work")
+
     def _lines(self, pod: Mapping[str, Any]) -> int:
         """How far its counter is; AssertionError when memory and files did not agree."""
-        container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
-        work = self._node.below(f"/proc/{self._node.pid(container)}/root/work")
+        work = self._work(pod)
         assert not (work / "broken").exists(), (work / "broken").read_text()
         lines = (work / "log").read_text().split() if (work / "log").exists() else []
         assert lines == [str(number) for number in range(1, len(lines) + 1)], lines[-3:]
@@ -267,10 +293,11 @@ class _Cluster:
     def is_replaced(self, selector: str, replace: Callable[[str], None]) -> None:
         before = wait_for(lambda: self._running(selector), f"{selector} does not start", 120)
         wait_for(lambda: self._lines(before) > 20, f"{selector} does not count")
-        reached = self._lines(before)
+        reached, began = self._lines(before), (self._work(before) / "began").read_text()
         replace(before["metadata"]["name"])
         after = wait_for(lambda: self._running(selector, before["metadata"]["uid"]), f"{selector} does not return", 180)
-        assert self._lines(after) >= reached, f"{selector} began anew: {self._lines(after)} after {reached}"
+        assert (self._work(after) / "began").read_text() == began, f"{selector} began anew after {reached}"
+        assert self._lines(after) >= reached, f"{selector} went back: {self._lines(after)} after {reached}"
         reached = self._lines(after)
         wait_for(lambda: self._lines(after) > reached + 20, f"{selector} does not go on")
 

@@ -1,0 +1,118 @@
+"""Docker with `kedge-runc` as a runtime, as docs/containers.md says: run, stop, start, restart, rm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kedge
+from tests.lab import COUNTER, PYTHON, lab
+from tests.runtime_engine import KEPT, RUNTIME, Engine
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.requires("docker"), pytest.mark.xdist_group("containers")]
+Docker = Callable[..., str]
+_CONFIG = """
+version = 2
+root = "{home}/root"
+state = "{home}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{home}/socket"
+"""
+
+
+@contextmanager
+def docker(engine: Engine) -> Iterator[Docker]:
+    """A Docker of its own: its files, its containerd, no network but that of the lab."""
+    home = engine.lab.root / "docker"
+    home.mkdir()
+    (home / "containerd.toml").write_text(_CONFIG.format(home=home))
+    (home / "daemon.json").write_text(json.dumps({"runtimes": {"kedge": {"path": str(RUNTIME)}}}))
+    places = [f"--data-root={home}/data", f"--exec-root={home}/exec", f"--pidfile={home}/pid"]
+    network = ["--iptables=false", "--ip6tables=false", "--bridge=none"]
+    socket = f"unix://{home}/docker.sock"
+
+    def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+        with (home / f"{name}.log").open("wb") as log:
+            command = engine.lab.enter([name, *words])
+            return subprocess.Popen(
+                command, env=engine.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )  # what it starts has its environment
+
+    def call(*words: str | Path, check: bool = True) -> str:
+        return engine.lab.run("docker", "--host", socket, "--config", home, *words, check=check).stdout
+
+    engine.lab.run("mount", "-t", "tmpfs", "run", "/run")
+    daemons = [start("containerd", f"--config={home}/containerd.toml")]
+    try:
+        wait_for((home / "socket").exists, "containerd does not start")
+        config = ["--config-file", f"{home}/daemon.json", "--containerd", f"{home}/socket", "--host", socket]
+        daemons.append(start("dockerd", *config, *places, *network))
+        wait_for(lambda: call("version", check=False).count("Version:") > 1, "dockerd does not start", 60)
+        yield call
+        for container in call("ps", "--all", "--quiet").split():
+            call("rm", "--force", container)
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait(timeout=60)
+
+
+@pytest.mark.parametrize("propagation", ["private", "shared"])
+def test_stopped_started_restarted_and_run_again(tmp_path: Path, propagation: str) -> None:
+    with lab(tmp_path) as made:
+        engine = Engine(made)
+        made.run("mount", f"--make-r{propagation}", "/")
+        lower = engine.bundle("image") / "lower"
+        made.run("tar", "--directory", lower, "--create", "--file", tmp_path / "image.tar", ".")
+        with docker(engine) as call:
+            call("import", tmp_path / "image.tar", "counter:1")
+            _lived(engine, call)
+
+
+def _lived(engine: Engine, call: Docker) -> None:
+    upper = Path()
+
+    def run(name: str) -> None:
+        nonlocal upper
+        wishes = [word for wish in (*KEPT, "KEDGE_POLICY=fail") for word in ("--env", wish)]
+        place = ("--network=none", "--runtime=kedge", "--volume=/usr:/usr:ro")
+        call("run", "--detach", "--name", name, *place, *wishes, "counter:1", PYTHON, "-c", COUNTER, "0.002", "0")
+        upper = Path(call("inspect", "--format={{.GraphDriver.Data.UpperDir}}", name).strip())
+
+    def count() -> int:
+        work = upper / "work"
+        assert not (work / "broken").exists(), (work / "broken").read_text()
+        text = (work / "log").read_text() if (work / "log").exists() else ""
+        lines = text[: text.rfind("\n") + 1].split()
+        assert lines == [str(number) for number in range(1, len(lines) + 1)], lines[-5:]
+        return len(lines)
+
+    def goes_on(reached: int) -> int:
+        return wait_for(lambda: at if (at := count()) > reached + 5 else None, f"it does not go on from {reached}")
+
+    run("first")
+    reached = goes_on(0)
+    call("stop", "first")
+    reached = max(reached, count())
+    call("start", "first")
+    reached = goes_on(reached)
+    call("restart", "first")
+    reached = goes_on(reached)
+    assert call("exec", "first", "/usr/bin/tail", "-n", "1", "/work/log").strip().isdigit()
+    call("stop", "first")
+    reached = count()
+    call("rm", "first")
+    run("second")
+    goes_on(reached)
+    call("kill", "second")  # it goes back to its last checkpoint
+    call("start", "second")
+    goes_on(reached)
+    with kedge.open(engine.lab.store, namespace="containers") as store:
+        assert len(store.list("container:counter")) == 3
