@@ -146,6 +146,10 @@ class CheckpointManager(ReadingManager, CaringManager):
         request = parse_request(
             job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
         )
+        return self.save_request(request, state)
+
+    def save_request(self, request: Request, state: object) -> CheckpointId:
+        """Save `state` as a parsed request says."""
         self._session.background.drain()  # the newest save is the one that was asked for last
         self._session.background.raise_unseen()
         return self.commit(request, codec.encode(state)).id

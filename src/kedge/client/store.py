@@ -56,10 +56,19 @@ class HttpStore(Loading):
         distrusted: frozenset[bytes] = frozenset()
         for _ in range(_MAX_ATTEMPTS):
             try:
-                return self._save_once(request, encoded, distrusted)
+                return self._and_then(request, self._save_once(request, encoded, distrusted), actor)
             except SendAgain as again:
                 distrusted |= frozenset(again.digests)
         raise Conflict(f"job {request.job}: the service kept losing chunks that this save needs", hint="save it again")
+
+    def _and_then(self, request: Request, saved: Checkpoint, actor: str) -> Checkpoint:
+        """What a save does besides, one after the other: the service has no such request."""
+        if request.then is not None:
+            if request.then.delete:
+                self.delete(request.then.delete, even_pinned=True, actor=actor)
+            if request.then.releases_lease and request.lease is not None:
+                self.release_lease(request.lease)
+        return saved
 
     def _save_once(self, request: Request, encoded: Encoded | PartedTree, distrusted: frozenset[bytes]) -> Checkpoint:
         outbox = Outbox(self.client, distrusted)

@@ -45,7 +45,7 @@ class SqlChanges:
         self._change(lambda writes: writes.renew_lease(lease))
 
     def release_lease(self, lease: Lease) -> None:
-        self._change(lambda writes: writes.release_lease(lease))
+        self._change(lambda writes: writes.end_lease(lease.job, lease.token))
 
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
         self._change(lambda writes: writes.event(action, actor, job, None, detail), is_urgent=True, is_repeatable=False)

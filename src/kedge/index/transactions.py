@@ -123,10 +123,12 @@ class SqlTransaction:
             raise lost(lease.job, self._namespace)
         self._extend_lease(self._leased_no(lease.job), lease.ttl_s)
 
-    def release_lease(self, lease: Lease) -> None:
-        if self._is_current(lease.job, lease.token):
-            self._do("UPDATE main.lease SET is_live = ? WHERE job_no = ?", False, self._leased_no(lease.job))
-            self.event("release", lease.holder, lease.job or None, detail=json.dumps({"token": lease.token}))
+    def end_lease(self, job: str, token: int) -> None:
+        """Nothing happens if it was lost."""
+        lease = self._lease(job)
+        if lease is not None and lease.is_live and lease.token == token:
+            self._do("UPDATE main.lease SET is_live = ? WHERE job_no = ?", False, self._leased_no(job))
+            self.event("release", lease.holder, job or None, detail=json.dumps({"token": token}))
 
     def check_holder(self, token: int | None) -> None:
         """LeaseLost if a change of keys, of this lease, is no longer the current one: another may have begun (I10)."""

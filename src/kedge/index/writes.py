@@ -21,6 +21,7 @@ from kedge.ports import (
     RecordPlace,
     RowChanged,
     Seen,
+    Then,
     Update,
 )
 
@@ -119,7 +120,16 @@ class SqlWrites(SqlTransaction):
                 job_no, new.idempotency_key, row, new.request_digest,
             )  # fmt: skip
         self.event("save", actor, new.job, new.id)
+        if new.then is not None:
+            self._finish(new, new.then, actor)
         return new.saved(seq, new.digest.hex())
+
+    def _finish(self, new: NewCheckpoint, then: Then, actor: str) -> None:
+        """What a save does besides; nothing of it is refused."""
+        if then.delete:
+            self.delete(then.delete, True, actor)
+        if then.releases_lease and new.lease_token is not None:
+            self.end_lease(new.job, new.lease_token)
 
     def landed(self, new: NewCheckpoint) -> Checkpoint | None:
         """What this very save has become, if it was committed before and nobody heard of it; IdTaken by another one."""

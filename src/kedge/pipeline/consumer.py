@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from random import shuffle
 from typing import Any
@@ -30,7 +30,8 @@ from kedge.errors import (
     Unavailable,
 )
 from kedge.manager import CheckpointManager
-from kedge.model import Lease, RunStatus
+from kedge.model import CheckpointId, Lease, RunStatus
+from kedge.ports import Stored, Then
 
 from .background import stop_background
 from .declaration import Pipeline
@@ -55,6 +56,7 @@ from .entries import (
 from .failure import one_line
 from .groups import active_tags, advance, advance_all
 from .heartbeat import Heartbeat
+from .leases import Leases
 from .limits import QueueLimits
 from .owner import newest_status, status_of, take_lease
 from .retry import Retry
@@ -98,6 +100,7 @@ class Worker:
         self._pipelines = pipelines
         self._concurrency = concurrency
         self._lease_s = lease_s
+        self._leases = Leases(store, lease_s)
         self._grace_s = grace_s
         self._max_takeovers = max_takeovers
         self._backoff = backoff or Retry()
@@ -126,7 +129,10 @@ class Worker:
 
     def serve(self, *, until_empty: bool = False) -> None:
         """Work until `stop`; with `until_empty` until there is nothing to be done, now or later."""
-        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="kedge-worker") as threads:
+        with (
+            self._leases.renewed(),
+            ThreadPoolExecutor(self._concurrency, thread_name_prefix="kedge-worker") as threads,
+        ):
             try:
                 while not self._stopping:
                     self._wake.clear()
@@ -205,7 +211,7 @@ class Worker:
     def _take_over(self, threads: ThreadPoolExecutor, job: str, entry: Entry) -> None:
         with ExitStack() as stack:
             try:
-                lease = stack.enter_context(take_lease(self._store, entry.key, self._lease_s))
+                lease = stack.enter_context(self._lease_of(entry))
             except LeaseHeld:
                 return
             if stack.enter_context(self._limits[job].place(self._lease_s)):
@@ -297,7 +303,7 @@ class Worker:
     def _work(self, job: str, entry: Entry, held: ExitStack, lease: Lease | None) -> None:
         try:
             with held:
-                lease = lease or held.enter_context(take_lease(self._store, entry.key, self._lease_s))
+                lease = lease or held.enter_context(self._lease_of(entry))
                 if job in self._schedules:
                     self._fire(entry)
                 elif (current := self._look_again(entry)) is not None:
@@ -325,17 +331,20 @@ class Worker:
         for key in fire(self._store, record):
             self._tell(key, "is submitted by its schedule")
 
-    def _look_again(self, entry: Entry) -> tuple[Entry, Mapping[str, object]] | None:
-        """The entry and its metadata, now that its run is ours; None if it has ended or was given up meanwhile."""
+    def _lease_of(self, entry: Entry) -> AbstractContextManager[Lease]:
+        return take_lease(self._store, entry.key, self._lease_s, held_by=self._leases)
+
+    def _look_again(self, entry: Entry) -> tuple[Entry, Stored] | None:
+        """The entry, now that its run is ours; None if it has ended or was given up meanwhile."""
         try:
-            record = self._store.get(entry.id)
+            stored = self._store.store.read(entry.id)
         except NotFound:
             return None
-        drop_replaced(self._store, record)
-        current = Entry.of(record)
-        return None if current is None or current.state == DEAD else (current, record.metadata)
+        drop_replaced(self._store, stored[0])
+        current = Entry.of(stored[0])
+        return None if current is None or current.state == DEAD else (current, stored)
 
-    def _carry_out(self, job: str, entry: Entry, metadata: Mapping[str, object], lease: Lease) -> None:
+    def _carry_out(self, job: str, entry: Entry, stored: Stored, lease: Lease) -> None:
         if lease.token > 1 and self._has_ended(entry):  # else nobody had it before
             self._finish(job, entry)
             return
@@ -344,14 +353,16 @@ class Worker:
             self._give_up(job, entry, f"{takeovers} workers died at it", entry.attempts)
             return
         self._store.tag(entry.id, state=RUNNING, takeovers=str(takeovers))
-        pipeline, call = self._pipelines[entry.pipeline], self._store.load(entry.id)
+        pipeline = self._pipelines[entry.pipeline]
+        call: Any = self._store.load_stored(stored)
         run = Run(
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
             grace_s=self._grace_s, signals=False, progress=False, timeout_s=pipeline.timeout_s, lease=lease,
-            queue="" if job == queue_job(RECOVERY) else queue_of(job), origin={"entry": metadata, "call": call},
+            queue="" if job == queue_job(RECOVERY) else queue_of(job),
+            origin={"entry": stored[0].metadata, "call": call},
         )  # fmt: skip
         try:
-            pipeline.carry_out(run, call, partial(self._begin_run, entry, run))
+            pipeline.carry_out(run, call, partial(self._begin_run, entry, run), _end(entry))
         except Paused as paused:
             if self._stopping:
                 self._store.tag(entry.id, state=ready(entry.priority), takeovers="0")
@@ -370,7 +381,10 @@ class Worker:
             self._after_failure(job, entry, call, error)
         else:
             self._outages = 0
-            self._finish(job, entry)
+            if entry.group:
+                self._finish(job, entry)
+            else:  # it ended with the run, and so did the lease
+                self._leases.forget(lease)
             self._tell(entry.key, "is completed")
 
     def _rest(self) -> float:
@@ -417,3 +431,8 @@ class Worker:
         if entry.group:
             advance(self._store, job, entry.group)
         self._tell(entry.key, f"is given up: {why}")
+
+
+def _end(entry: Entry) -> Then | None:
+    """What is done in the transaction in which a run is completed. A group has to be told first that it has ended."""
+    return None if entry.group else Then(delete=(CheckpointId(entry.id),), releases_lease=True)

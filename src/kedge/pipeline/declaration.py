@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, ove
 
 from kedge.errors import Conflict, Validation
 from kedge.manager import CheckpointManager
+from kedge.ports import Then
 
 from .entries import call_of
 from .keys import arguments, digest_of, parameters_of
@@ -100,21 +101,27 @@ class Pipeline(Generic[P, R]):
 
         return call
 
-    def carry_out(self, run: Run, call: Mapping[str, Any], begun: Callable[[], None] = lambda: None) -> None:
-        """Call the function in `run`, and keep what it returns with the run."""
+    def carry_out(
+        self,
+        run: Run,
+        call: Mapping[str, Any],
+        begun: Callable[[], None] = lambda: None,
+        then: Then | None = None,
+    ) -> None:
+        """Call the function in `run`, and keep what it returns with the run; `then` is that of `Run.end`."""
         if inspect.iscoroutinefunction(self.function):
             import asyncio  # start time: most pipelines need none
 
             async def main() -> None:
                 async with run:
                     begun()
-                    run.end(await self.function(*call["args"], **call["kwargs"]))  # type: ignore[misc]
+                    run.end(await self.function(*call["args"], **call["kwargs"]), then)  # type: ignore[misc]
 
             asyncio.run(main())
             return
         with run:
             begun()
-            run.end(self.function(*call["args"], **call["kwargs"]))
+            run.end(self.function(*call["args"], **call["kwargs"]), then)
 
     def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise Validation for arguments with which it can never be called: before there is a run, which would fail."""

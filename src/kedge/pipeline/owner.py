@@ -7,11 +7,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from kedge.errors import LeaseHeld
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Job, Lease, RunStatus
+from kedge.ports import Then
 from kedge.store.lease import is_holder_gone, machine, started
+from kedge.store.request import parse_request
+
+from .leases import Leases
 
 LOOK_EVERY_S = 0.02  # for the end of another owner's lease
 _PAGE = 500
@@ -39,18 +44,20 @@ def is_gone(owner: object) -> bool:
 
 
 @contextmanager
-def take_lease(store: CheckpointManager, key: str, ttl_s: float, wait_s: float = 0.0) -> Iterator[Lease]:
+def take_lease(
+    store: CheckpointManager, key: str, ttl_s: float, wait_s: float = 0.0, *, held_by: Leases | None = None
+) -> Iterator[Lease]:
     """A context that holds the lease of a job; that of a dead owner on this machine is ended first.
 
     Without this, a run killed a second ago could only go on when its lease has run out. An owner that is alive is
-    waited for, `wait_s` at most; then LeaseHeld is raised.
+    waited for, `wait_s` at most; then LeaseHeld is raised. `held_by` renews it, else a thread of its own.
     """
     until, has_broken = time.monotonic() + wait_s, False
     with ExitStack() as stack:
         lease: Lease | None = None
         while lease is None:
             try:
-                lease = stack.enter_context(store.lease(key, ttl_s))
+                lease = stack.enter_context(held_by.hold(key) if held_by else store.lease(key, ttl_s))
             except LeaseHeld as error:
                 if not has_broken and is_holder_gone(error.holder):
                     has_broken = True
@@ -99,17 +106,22 @@ def status_of(record: Checkpoint) -> RunStatus:
 
 
 def save_status(
-    store: CheckpointManager, lease: Lease, status: RunStatus, state: object, metadata: Mapping[str, object]
+    store: CheckpointManager,
+    lease: Lease,
+    status: RunStatus,
+    state: object,
+    metadata: Mapping[str, object],
+    then: Then | None = None,
 ) -> None:
-    store.save(
+    request = parse_request(
         lease.job,
         f"run {status}",
-        state,
-        level=CheckpointLevel.PIPELINE,
+        CheckpointLevel.PIPELINE,
         tags={"kind": "run"},
         metadata={**metadata, "kind": "run", "status": str(status)},
         lease=lease,
     )
+    store.save_request(replace(request, then=then), state)
 
 
 def held_by_another(key: str, error: LeaseHeld) -> LeaseHeld:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import LOG_LEVELS, CheckpointLevel, Lease, RunStatus, parse_step
+from kedge.ports import Then
 
 from .approval import Approval
 from .inbox import opened, parse_run_key
@@ -413,9 +414,9 @@ class Run:
         """Raise what keeps the run from going on: it was cancelled before it began, or its time is over."""
         self._at_work().pause_point()
 
-    def end(self, result: object) -> None:
-        """Keep what the pipeline returned with the run's last status record."""
-        self._at_work().result = (result,)
+    def end(self, result: object, then: Then | None = None) -> None:
+        """Keep what the pipeline returned with the run's last status record, in whose transaction `then` is done."""
+        self._at_work().end(result, then)
 
     def stop(self, reason: str) -> None:
         """From another thread: pause before the next step, unless it has ended."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, StepTimeout
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
+from kedge.ports import Then
 
 from .account import Account, Waiting
 from .attempt import Isolation
@@ -72,6 +73,7 @@ class Session:
         self.tasks: set[Task[Any]] = set()  # that carry out steps now
         self.began_at = self.session_began_at = time.time()  # of the run; of this session
         self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
+        self.then: Then | None = None  # what else is done in the transaction in which the run is completed
         self.completed_at: datetime | None = None  # in an earlier session
         self.chosen_items: dict[str, set[str]] = {}  # by map: only these of the failed ones are tried again
         self._timeout_s = timeout_s
@@ -181,9 +183,10 @@ class Session:
             metadata["is_denied"] = isinstance(error, Denied)
             state["traceback"] = traceback_of(error)
             state["failure"] = Failure.of(error).state()
+        then = None
         if status is RunStatus.COMPLETED and self.result is not None:
-            state["result"] = self.result[0]
-        save_status(self.store, self.lease, status, state, metadata)
+            state["result"], then = self.result[0], self.then
+        save_status(self.store, self.lease, status, state, metadata, then)
 
     def record_progress(self, done: int, total: int | None) -> None:
         """Durable with the next status record; one is made for it every ten seconds."""
@@ -301,6 +304,10 @@ class Session:
             self.signals.interrupt(self._stopped_by)
 
     # The end
+
+    def end(self, result: object, then: Then | None) -> None:
+        """Keep what the pipeline returned, and what is done when that is made durable."""
+        self.result, self.then = (result,), then
 
     def settle(self) -> None:
         """Write down, and show, what was saved by answers from the LLM cache."""

@@ -49,6 +49,7 @@ from .values import RowChanged as RowChanged
 from .values import SavedRow as SavedRow
 from .values import Seen as Seen
 from .values import Stored as Stored
+from .values import Then as Then
 from .values import Unrecorded as Unrecorded
 from .values import Update as Update
 from .values import digest_of as digest_of

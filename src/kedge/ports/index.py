@@ -47,6 +47,7 @@ class Index(Catalogue, Protocol):
         loses it to this record; an unknown parent is NotFound, unless `seq` is given: what is copied or rebuilt may
         come without its ancestors; a used ID is IdTaken; a `key_id` that is not the current one is KeysChanged; the
         first save of a job without a `key_id` in an encrypted store is a Conflict (I10).
+        What `then` says is done in the same transaction, and refused by nothing.
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.
         """

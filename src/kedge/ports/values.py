@@ -95,6 +95,14 @@ class Chunk:
     base: bytes | None = None  # the chunk that a DELTA is a difference from, which must stay as long as this one
 
 
+@dataclass(frozen=True, slots=True)
+class Then:
+    """What a save does besides, in its transaction: all of it is durable, or nothing."""
+
+    delete: Sequence[CheckpointId] = ()  # also pinned ones; those that are gone are ignored
+    releases_lease: bool = False  # the one it is saved under
+
+
 @dataclass(slots=True)
 class NewCheckpoint:
     """All one save writes to the index. Nobody changes it; freezing it would make each small save 5 % slower."""
@@ -124,6 +132,7 @@ class NewCheckpoint:
     seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
     status: CheckpointStatus = CheckpointStatus.CREATED
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
+    then: Then | None = None
 
     @classmethod
     def of(cls, source: Checkpoint, manifest: bytes) -> NewCheckpoint:

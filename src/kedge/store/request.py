@@ -20,7 +20,7 @@ from kedge.model import (
     parse_step,
     parse_tags,
 )
-from kedge.ports import NewCheckpoint
+from kedge.ports import NewCheckpoint, Then
 
 MAX_METADATA_BYTES = 64 * 1024
 
@@ -44,6 +44,7 @@ class Request:
     takes_key_from: CheckpointId | None = None  # the checkpoint that has the key until this is saved
     checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
     created_us: int | None = None
+    then: Then | None = None  # what the save does besides; not over HTTP
 
     def to_json(self) -> Document:
         """The head of a save over HTTP, but its job."""

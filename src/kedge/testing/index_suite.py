@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, NotFound
+from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, LeaseLost, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, Selection, Update, digest_of
+from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, Selection, Then, Update, digest_of
 
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, record, references, save, with_chunks
@@ -359,3 +359,21 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
         assert save(index, same)[0].id == same.id
         index.delete([heir.id], actor="t")
         assert index.find("job", ["k"])["k"][0].id == same.id
+
+    def test_what_a_save_does_besides_is_done_with_it_or_not_at_all(self, index: Index) -> None:
+        entry = save(index, record("queue", tags={"state": "running"}, is_pinned=True))[0]
+        lease = index.acquire_lease("job", "me", 60)
+        then = Then(delete=(entry.id, CheckpointId("gone_1_00000000")), releases_lease=True)
+        with pytest.raises(LeaseLost):
+            save(index, record(lease_token=lease.token + 1, then=then))
+        assert index.get(entry.id) == entry
+        index.renew_lease(lease)
+        last = save(index, record(lease_token=lease.token, then=then))[0]
+        assert [found.id for found in index.list("job")] == [last.id]
+        assert index.list("queue") == index.list("queue", Selection(tags={"state": ["running"]})) == []
+        with pytest.raises(LeaseLost):
+            index.renew_lease(lease)
+        assert [(event.action, event.checkpoint) for event in index.events(newest=True, limit=3)] == [
+            ("save", last.id), ("delete", entry.id), ("release", None),
+        ]  # fmt: skip
+        assert index.audit().broken_at is None

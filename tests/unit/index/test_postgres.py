@@ -19,7 +19,7 @@ import pytest
 import kedge
 from kedge.errors import LeaseHeld, LeaseLost, OutcomeUnknown, Unavailable
 from kedge.index.group_commit import Save, Waiting
-from kedge.ports import KEYS, ChunksGone, KeysChanged, Selection
+from kedge.ports import KEYS, ChunksGone, KeysChanged, Selection, Then, Update
 from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
 from tests.waiting import wait_for
@@ -535,7 +535,7 @@ def test_a_store_of_an_earlier_kedge_gets_the_steps_it_lacks(url: str) -> None:
         store.save("job", "step", {"n": 2})
         assert [found.seq for found in store.list("job")] == [1, 2]
     assert sql(url, "SELECT key, value FROM kedge.meta WHERE key IN ('format', 'schema') ORDER BY key") == [
-        ("format", "1"), ("schema", "3"),
+        ("format", "1"), ("schema", "4"),
     ]  # fmt: skip
 
 
@@ -782,3 +782,37 @@ def test_the_checkpoints_of_a_job_are_one_statement(index: PostgresIndex, monkey
         statements.clear()
         assert read() == wanted
         assert len(statements) == 1
+
+
+# tags and deletions by functions of the server
+
+
+def test_tags_deletions_and_the_end_of_a_run_take_one_round_trip_each(
+    index: PostgresIndex, url: str, asked: list[object]
+) -> None:
+    first, second = save(index, record(tags={"state": "ready", "ü": "ö€😀"})), save(index, record(tags={"k": "v"}))
+    lease = index.acquire_lease("job", "me", 60)
+    asked.clear()
+    changed = index.update(first[0].id, Update(tags={"state": "running", "k": "w" * 300, "ü": None}), actor="me")
+    assert changed == index.get(first[0].id) == replace(first[0], tags={"state": "running", "k": "w" * 300})
+    index.delete([second[0].id, second[0].id, "unknown_1_00000000"], actor="me")
+    save(index, record(lease_token=lease.token, then=Then(delete=(first[0].id,), releases_lease=True)))
+    assert len(asked) == 4  # one of them the look above
+    assert [event.action for event in index.events(newest=True, limit=5)] == [
+        "tag", "delete", "save", "delete", "release",
+    ]  # fmt: skip
+    assert sql(url, "SELECT count(*) FROM kedge.tag") == [(0,)]
+    assert index.audit().broken_at is None
+    assert index.integrity_problems() == []
+
+
+def test_what_the_functions_leave_alone_is_refused_as_ever(index: PostgresIndex) -> None:
+    (saved,) = save(index, record(is_pinned=True))
+    with pytest.raises(kedge.Conflict, match="pinned"):
+        index.delete([saved.id], actor="me")
+    with pytest.raises(kedge.NotFound):
+        index.update("unknown_1_00000000", Update(tags={"k": "v"}), actor="me")
+    with pytest.raises(kedge.errors.Validation, match="64"):
+        index.update(saved.id, Update(tags={f"k{n}": "v" for n in range(65)}), actor="me")
+    assert index.get(saved.id) == saved
+    assert index.delete([saved.id], even_pinned=True, actor="me") == [saved.id]

@@ -18,7 +18,7 @@ from kedge import CheckpointManager, Conflict, Retry
 from kedge.model import Lease
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import DEAD, RUNNING, drop_entry
+from kedge.pipeline.entries import DEAD, RECOVERY, RUNNING, drop_entry, queue_job
 from kedge.pipeline.history import find_run
 from tests.waiting import wait_for
 
@@ -298,7 +298,7 @@ def test_a_worker_that_dies_behind_the_end_of_a_run_leaves_nothing_to_repeat(
         calls.append(1)
         return 7
 
-    handle = queue.submit(work)
+    handle = queue.submit(work, group="g")  # an entry of a group goes in a transaction of its own
 
     def die(*_: object, **__: object) -> bool:
         raise kedge.StorageError("killed here")
@@ -314,6 +314,27 @@ def test_a_worker_that_dies_behind_the_end_of_a_run_leaves_nothing_to_repeat(
     assert [entry.state for entry in queue.entries()] == [RUNNING]
     serve(store, work)
     assert (calls, len(queue), handle.result(0)) == ([1], 0, 7)
+
+
+def test_a_run_is_completed_and_its_entry_and_lease_end_in_one_transaction(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @kedge.pipeline
+    def work() -> int:
+        return 7
+
+    handle = queue.submit(work)
+
+    def die(*_: object, **__: object) -> None:
+        raise kedge.StorageError("not by itself")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.store, "delete", die)
+        patch.setattr(store.store, "release_lease", die)
+        serve(store, work)
+    assert (len(queue), handle.result(0)) == (0, 7)
+    done = [event.action for event in store.events(limit=100) if event.job != queue_job(RECOVERY) + ":workers"]
+    assert done[-3:] == ["save", "delete", "release"]
 
 
 def test_a_run_that_kills_its_workers_is_given_up(store: CheckpointManager, queue: kedge.Queue) -> None:
@@ -444,7 +465,7 @@ def test_a_run_that_begins_when_its_worker_stops_pauses_too(
 
     handle = queue.submit(work)
     worker = Worker(store, ["q"], {"work": work}, grace_s=0)
-    load = store.load
+    load = store.load_stored
 
     def load_late(*arguments: Any) -> Any:
         worker.stop("SIGTERM")
@@ -452,7 +473,7 @@ def test_a_run_that_begins_when_its_worker_stops_pauses_too(
         return load(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "load", load_late)
+        patch.setattr(store, "load_stored", load_late)
         worker.serve()
     assert (handle.status, calls) == ("paused", [])
     serve(store, work)

@@ -52,7 +52,7 @@ def test_a_due_run_is_not_forgotten_when_the_store_fails(
     store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = queue.submit(work, 7, delay_s=0.01)
-    _fail_once(monkeypatch, store, "get")
+    _fail_once(monkeypatch, store, "tag")
     said = serve(store, work)
     assert "cannot be carried out now" in said[0]
     assert handle.result(0) == 7

@@ -1,23 +1,25 @@
-"""Saves and leases that wait together, committed in one round trip by functions of the server (`sql/002.sql`, `003`).
+"""What waits together, committed in one round trip by functions of the server (`sql/002.sql` and those behind it).
 
 The server numbers the saves, checks leases, parents and chunks, and inserts all of them or none. What it cannot decide
 by itself (a job that is new, a lease that must be ended, anything that will be refused) it leaves alone: then nothing
-has happened, and `writes` does them one by one, and finds out for each what is the matter.
+has happened, and `writes` does them one by one, and finds out for each what is the matter. What a save does besides
+(`Then`) is done in the same statement, if the saves are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import ormsgpack
 
 from kedge.index.group_commit import Save
-from kedge.index.rows import LAST_SEQ, columns_of
+from kedge.index.rows import LAST_SEQ, checkpoint_of, columns_of
 from kedge.index.transactions import held, now_us
-from kedge.model import Lease
-from kedge.ports import Chunk, NewCheckpoint
+from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, Lease
+from kedge.ports import CheckpointIds, Chunk, NewCheckpoint, Update
 
 from .server import Array, Connection
 from .writes import PostgresWrites
@@ -30,7 +32,8 @@ _OF_SAVE = (
 _OF_TAG = ("integer", "text", "text")
 _OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "integer", "bigint", "bytea")
 _SAVE = f"kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 1))})"
-_LEASE = "kedge.lease_1(%s, %s, %s, %s::bigint, %s, %s::float8, %s, %s)"
+
+MOST_DELETED = 8  # by the function; more are deleted statement by statement
 
 Outcome = tuple[Any] | Exception | None  # a result, a refusal; None: nothing was done
 
@@ -40,12 +43,15 @@ class TakeLease:
     job: str
     holder: str
     ttl_s: float
+    sql: ClassVar[str] = "lease_1(%s, %s, %s, %s::bigint, %s, %s::float8, %s, %s)"
 
     def __call__(self, writes: PostgresWrites) -> Lease:
         return writes.acquire_lease(self.job, self.holder, self.ttl_s)
 
-    def parameters(self, ns_no: int, namespace: str) -> tuple[object, ...]:
-        return _lease_parameters(ns_no, namespace, "lease", self.job, None, self.holder, self.ttl_s)
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+        # Of `chain_of`, but number and detail.
+        entry = ormsgpack.packb((at_us, ns_no, self.holder, "lease", self.job, None))[1:]
+        return self.job, None, self.holder, self.ttl_s, at_us, entry
 
     def outcome(self, answer: Sequence[str], namespace: str) -> Outcome:
         if len(answer) == 1:
@@ -56,28 +62,56 @@ class TakeLease:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease:
-    lease: Lease
+    job: str
+    token: int
+    sql: ClassVar[str] = "release_1(%s, %s, %s, %s, %s)"
 
     def __call__(self, writes: PostgresWrites) -> None:
-        writes.release_lease(self.lease)
+        writes.end_lease(self.job, self.token)
 
-    def parameters(self, ns_no: int, namespace: str) -> tuple[object, ...]:
-        lease = self.lease
-        return _lease_parameters(ns_no, namespace, "release", lease.job, lease.token, lease.holder, None)
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+        return self.job, self.token, at_us
 
-    def outcome(self, answer: Sequence[str] | None, namespace: str) -> Outcome:
-        return (None,)
-
-
-def _lease_parameters(
-    ns_no: int, namespace: str, action: str, job: str, token: int | None, holder: str, ttl_s: float | None
-) -> tuple[object, ...]:
-    at_us = now_us()
-    entry = ormsgpack.packb((at_us, ns_no, holder, action, job, None))[1:]  # of `chain_of`, but number and detail
-    return ns_no, namespace, job, token, holder, ttl_s, at_us, entry
+    def outcome(self, answer: bool | None, namespace: str) -> Outcome:
+        return None if answer is None else (None,)
 
 
-Quick = Save | TakeLease | ReleaseLease
+@dataclass(frozen=True, slots=True)
+class Retag:
+    checkpoint_id: str
+    update: Update
+    actor: str
+    sql: ClassVar[str] = "tag_1(%s, %s, %s, %s, %s, %s, %s)"
+
+    def __call__(self, writes: PostgresWrites) -> Checkpoint:
+        return writes.update(self.checkpoint_id, self.update, self.actor)
+
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+        return self.checkpoint_id, json.dumps(dict(self.update.tags or {})), MAX_TAGS, at_us, self.actor
+
+    def outcome(self, answer: tuple[Any, ...] | None, namespace: str) -> Outcome:
+        return None if answer is None else (checkpoint_of(answer[-1], answer[:-1]),)
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    checkpoint_ids: Sequence[str]
+    even_pinned: bool
+    actor: str
+    sql: ClassVar[str] = "delete_1(%s, %s, %s, %s, %s, %s)"
+
+    def __call__(self, writes: PostgresWrites) -> CheckpointIds:
+        return writes.delete(self.checkpoint_ids, self.even_pinned, self.actor)
+
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+        ids = Array("text", tuple(dict.fromkeys(self.checkpoint_ids)))
+        return ids, self.even_pinned, at_us, self.actor
+
+    def outcome(self, answer: list[str] | None, namespace: str) -> Outcome:
+        return None if answer is None else ([CheckpointId(gone) for gone in answer],)
+
+
+Quick = Save | TakeLease | ReleaseLease | Retag | Delete
 
 
 def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, namespace: str) -> list[Outcome]:
@@ -85,16 +119,22 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
 
     What psycopg raises goes to the caller. If the connection is still there then, nothing has been committed.
     """
-    saves = [operation for operation in operations if isinstance(operation, Save)]
-    leases = [operation for operation in operations if not isinstance(operation, Save)]
-    records = [(record, save.actor) for save in saves for record in save.records]
+    others = [operation for operation in operations if not isinstance(operation, Save)]
+    records = [(record, op.actor) for op in operations if isinstance(op, Save) for record in op.records]
     of_saves = _save_parameters(records, ns_no, namespace)
-    calls = [_SAVE] * bool(of_saves) + [_LEASE] * len(leases)
-    parameters = [*of_saves, *(value for lease in leases for value in lease.parameters(ns_no, namespace))]
-    answers: Sequence[Any] | None = None
-    if calls:  # one statement: a process that is suspended in between would keep the lock of its namespace
-        answers = db.execute(f"SELECT {', '.join(calls)}", parameters, binary=True).fetchone()
-    rest = iter(answers or ())
+    behind = list(_behind(records)) if of_saves else []
+    calls = ["saved"] * bool(of_saves) + [f"kedge.{other.sql}" for other in others]
+    calls += [f"CASE WHEN saved IS NOT NULL THEN kedge.{other.sql} END" for other in behind]
+    at_us, parameters = now_us(), list[object]()
+    for other in (*others, *behind):
+        parameters += (ns_no, namespace, *other.parameters(ns_no, at_us))
+    # One statement: a process that is suspended in between would keep the lock of its namespace.
+    first = f" FROM (SELECT {_SAVE} AS saved OFFSET 0) s" if of_saves else ""
+    answers: Sequence[Any] = ()
+    if calls:
+        row = db.execute(f"SELECT {', '.join(calls)}{first}", [*parameters, *of_saves], binary=True).fetchone()
+        answers = row or ()
+    rest = iter(answers)
     numbers: Sequence[int] | None = next(rest) if of_saves else None
     saved = (
         record.saved(number & LAST_SEQ, record.digest.hex())
@@ -107,6 +147,16 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
         else:
             outcomes.append(None if numbers is None else ([next(saved) for _ in operation.records],))
     return outcomes
+
+
+def _behind(records: Sequence[tuple[NewCheckpoint, str]]) -> Iterator[Delete | ReleaseLease]:
+    """What saves do besides, in the same transaction."""
+    for record, actor in records:
+        if record.then is not None:
+            if record.then.delete:
+                yield Delete(record.then.delete, True, actor)
+            if record.then.releases_lease and record.lease_token is not None:
+                yield ReleaseLease(record.job, record.lease_token)
 
 
 def _save_parameters(records: Sequence[tuple[NewCheckpoint, str]], ns_no: int, namespace: str) -> list[Any]:

@@ -23,16 +23,18 @@ from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting, one_b
 from kedge.index.rows import Row, late_manifests
 from kedge.index.sqlite.connections import survive_forks
 from kedge.index.writes import SqlWrites
-from kedge.model import Lease
+from kedge.model import Checkpoint, Lease
 from kedge.ports import (
     KEYS,
+    CheckpointIds,
     Checkpoints,
     NewCheckpoint,
     Outcomes,
     References,
+    Update,
 )
 
-from .batch import Quick, ReleaseLease, TakeLease, commit_together
+from .batch import MOST_DELETED, Delete, Quick, ReleaseLease, Retag, TakeLease, commit_together
 from .dialect import for_postgres
 from .reads import PostgresReads
 from .server import Connection, Server, typed
@@ -194,6 +196,16 @@ class PostgresIndex(PostgresReads, SqlChanges):
                 answers.append(outcome if isinstance(outcome, BaseException) else outcome[0])
         return answers
 
+    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
+        if update.tags and update == Update(tags=update.tags):
+            return self._write_again(Retag(checkpoint_id, update, actor))
+        return super().update(checkpoint_id, update, actor=actor)
+
+    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
+        if len(checkpoint_ids) <= MOST_DELETED:
+            return self._write(Delete(checkpoint_ids, even_pinned, actor))
+        return super().delete(checkpoint_ids, even_pinned=even_pinned, actor=actor)
+
     # Leases
 
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
@@ -214,7 +226,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
         if lease.job == KEYS:
             super().release_lease(lease)
         else:
-            self._write_again(ReleaseLease(lease))
+            self._write_again(ReleaseLease(lease.job, lease.token))
 
     # Chunks and packs
 

@@ -122,6 +122,7 @@ class Writes(SqlWrites):
             and (not new.key_id or new.key_id == self._key_id)
             and new.seq is None
             and new.takes_key_from is None
+            and new.then is None
             and not (new.new_chunks or new.reused_chunks)
         )
 
