@@ -23,6 +23,7 @@ from . import (
     pipelines,
     queues,
     server,
+    shared_runs,
     small_saves,
     startup,
     trees,
@@ -49,6 +50,9 @@ PIPELINES: Rows = {
     "models": pipelines.models,
     "queues": queues.rates,
     "takeover": queues.takeover,
+    "shared-steps": shared_runs.steps,
+    "shared-queues": shared_runs.queues,
+    "shared-workers": shared_runs.workers,
 }
 AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation, "memories": agents.memories}
 IMPORTERS: Rows = {"jobs": importers.run}

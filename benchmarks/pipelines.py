@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import kedge
@@ -28,20 +27,20 @@ def steps(bench: Bench) -> list[Row]:
     count = 200 if bench.quick else 500
     store = kedge.open(bench.fresh("steps") / "store")
     keys = iter(range(10**9))
-    durable: dict[str, Callable[[], float]] = {"kedge": lambda: _run_steps(store, f"r{next(keys)}", count)}
-    found: dict[str, Callable[[], float]] = {"kedge": lambda: _run_steps(store, "again", count)}
+    durable: dict[str, Callable[[], float]] = {"kedge": lambda: run_steps(store, f"r{next(keys)}", count)}
+    found: dict[str, Callable[[], float]] = {"kedge": lambda: run_steps(store, "again", count)}
     skipped = ""
     try:
-        peer = Dbos(bench.workspace / "steps" / "dbos.sqlite")
+        peer = Dbos(f"sqlite:///{bench.workspace / 'steps' / 'dbos.sqlite'}")
     except Missing as missing:
         skipped = str(missing)
     else:
         durable["dbos"] = lambda: peer.run(count)
         found["dbos"] = lambda: peer.replay(count)
     ran = interleave(bench.rounds, durable)
-    _run_steps(store, "again", count)
+    run_steps(store, "again", count)
     replayed = interleave(bench.rounds, found)
-    quietest = [_run_steps(store, "again", count, group=100) for _ in range(10)]
+    quietest = [run_steps(store, "again", count, group=100) for _ in range(10)]
     store.close()
     rows = [
         Row("finished step, 1 KB, quietest 100", quietest, target=100e-6, kind="limit", show=milliseconds, best=True),
@@ -56,7 +55,7 @@ def steps(bench: Bench) -> list[Row]:
     ]
 
 
-def _run_steps(store: kedge.CheckpointManager, key: str, count: int, group: int = 0) -> float:
+def run_steps(store: kedge.CheckpointManager, key: str, count: int, group: int = 0) -> float:
     """Seconds each; of the fastest `group` in a row when one is given, as a busy machine disturbs the others."""
     with kedge.run(key, store=store, progress=False) as run:
         numbers = iter(range(count))
@@ -75,15 +74,15 @@ def quietest_of(work: Callable[[], object], count: int, group: int) -> float:
 
 
 class Dbos:
-    """A workflow of steps on SQLite, as its documentation sets it up."""
+    """Workflows of steps and a queue, as its documentation sets them up; the queue is polled often."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, url: str) -> None:
         try:
             from dbos import DBOS, SetWorkflowID
         except ImportError:
             raise Missing("DBOS is not installed (pip install dbos)") from None
         self._dbos, self._named = DBOS, SetWorkflowID
-        DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{database}", "log_level": "ERROR"})
+        DBOS(config={"name": "bench", "system_database_url": url, "log_level": "ERROR"})
         step: Any = DBOS.step()(one_kilobyte)
 
         @DBOS.workflow()
@@ -93,9 +92,15 @@ class Dbos:
                 step(number)
             return (time.perf_counter() - began) / count
 
+        @DBOS.workflow()
+        def nothing(number: int) -> int:
+            return number
+
         self._workflow: Any = workflow
+        self._nothing: Any = nothing
         self._finished = ""
         DBOS.launch()
+        DBOS.register_queue("q", polling_interval_sec=0.02)
 
     def run(self, count: int) -> float:
         self._finished = os.urandom(8).hex()
@@ -106,8 +111,23 @@ class Dbos:
         """A copy of a workflow whose steps are all finished: it runs again, and its steps are found."""
         return float(self._dbos.fork_workflow(self._finished, count + 1).get_result())
 
+    def run_whole(self, count: int) -> float:
+        """Seconds for a workflow of one step, from its call to its result."""
+        began = time.perf_counter()
+        for _ in range(count):
+            self._workflow(1)
+        return (time.perf_counter() - began) / count
+
+    def enqueue(self, count: int) -> float:
+        """Seconds for each of `count` workflows that do nothing, from the first submission to the last result."""
+        began = time.perf_counter()
+        handles = [self._dbos.enqueue_workflow("q", self._nothing, number) for number in range(count)]
+        for handle in handles:
+            handle.get_result(polling_interval_sec=0.02)
+        return (time.perf_counter() - began) / count
+
     def close(self) -> None:
-        self._dbos.destroy()
+        self._dbos.destroy(destroy_registry=True)
 
 
 def models(bench: Bench) -> list[Row]:

@@ -26,7 +26,7 @@ def rates(bench: Bench) -> list[Row]:
     count, short, long = (50, 1_000, 10_000) if bench.quick else (200, 1_000, 100_000)
     stores = {length: kedge.open(bench.fresh(f"queue{length}") / "store") for length in (short, long)}
     for length, store in stores.items():
-        _fill(store, length)
+        fill(store, length)
     numbers = iter(range(10**9))
     submitted = [_submit(stores[short], next(numbers), count) for _ in range(bench.rounds)]
     carried_out = interleave(
@@ -62,7 +62,7 @@ def takeover(bench: Bench) -> list[Row]:
     return [Row("takeover, in leases", costs, target=2, kind="limit", show=lambda cost: f"{cost:.2f}")]
 
 
-def _fill(store: kedge.CheckpointManager, length: int) -> None:
+def fill(store: kedge.CheckpointManager, length: int) -> None:
     """As `Queue.submit` does, many at a time."""
     call = codec.encode({"args": [0], "kwargs": {}})
     for start in range(0, length, _FILLED_AT_ONCE):
