@@ -269,6 +269,7 @@ def test_narrow_screens_light_and_dark(page: Page, known: dict[str, str]) -> Non
         "/runs/import-orders/step?path=convert",
         "/runs/nightly-tiles/item?map=tiles/render&item=5",
         "/tokens",
+        "/webhooks",
         "/approvals",
         "/models",
         "/storage",

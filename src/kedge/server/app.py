@@ -82,6 +82,7 @@ def create_app(
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         service.is_draining = False  # an application may be started again
+        service.notifier.start()
         yield
         await asyncio.to_thread(service.close)
 

@@ -64,6 +64,7 @@ class Limits:
     sign_ins: int = 32
     streams: int = 128  # event streams, which stay open and are counted apart
     threads: int = 24
+    private_webhooks: bool = False  # whether webhooks may call private addresses, and plain HTTP
 
 
 class TooSlow(CheckpointError):

@@ -60,6 +60,7 @@ class Settings:
     unix_socket: str | None = None  # instead of host and port
     body_bytes: int = Limits().body_bytes
     json_bytes: int = Limits().json_bytes
+    allow_private_webhooks: bool = False
 
 
 def serve(settings: Settings) -> None:
@@ -189,7 +190,7 @@ def make_app() -> FastAPI:
     hosts = {*LOOPBACK_NAMES, *told.allow_hosts, *([told.host] if is_loopback(told.host) else [])}
     if not is_loopback(told.host) and not told.allow_hosts:
         hosts = set()  # whoever has a token may call it as they can reach it
-    limits = Limits(body_bytes=told.body_bytes, json_bytes=told.json_bytes)
+    limits = Limits(told.body_bytes, told.json_bytes, private_webhooks=told.allow_private_webhooks)
     app = create_app(told.store, namespace=told.namespace, allow_hosts=hosts, root_path=told.root_path, limits=limits)
     inner = app.router.lifespan_context
 

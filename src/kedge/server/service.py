@@ -23,6 +23,7 @@ from .sessions import Sessions
 from .tasks import Tasks
 from .tokens import ACCESS, Tokens
 from .uploads import WaitingSave, save_each
+from .webhooks import Notifier, Webhooks
 
 T = TypeVar("T")
 
@@ -55,6 +56,7 @@ class Service:
         self.metrics = Metrics()
         self.tasks = Tasks(lambda: self.manager(ACCESS), self.metrics)
         self.feeds = Feeds(self)
+        self.notifier = Notifier(self.webhooks, self.manager)
         self.is_draining = False
         self._trouble: tuple[float, StorageError] | None = None  # the last one of the store, and when (monotonic)
         self._written_s = -_READY_S
@@ -112,6 +114,12 @@ class Service:
             self._sessions = Sessions(self.manager(ACCESS), self.tokens)
         return self._sessions
 
+    def webhooks(self, actor: str | None = None) -> Webhooks:
+        """Those of the store; what is changed is changed in the name of `actor`."""
+        records = self.manager(ACCESS)
+        acting = records if actor is None else records.acting_as(actor)
+        return Webhooks(acting, allow_private=self.limits.private_webhooks)
+
     async def were_tokens_made(self) -> bool:
         """Whether callers have to be known. Asked by every request without a token: from memory where that can tell."""
         if self._tokens is not None and (known := self._tokens.remember_made()) is not None:
@@ -149,6 +157,7 @@ class Service:
     def close(self) -> None:
         """Let go of everything that was opened here; work that has begun is finished first."""
         self.is_draining = True
+        self.notifier.close()
         self.tasks.close()
         self.lookups.close()
         self.saves.close()

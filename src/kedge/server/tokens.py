@@ -184,6 +184,12 @@ class Tokens:
         return token
 
 
+def own_job(kind: str, namespace: str) -> str:
+    """The job in the namespace ACCESS that holds what the service keeps of this kind for a namespace."""
+    name = f"{kind}.{namespace}"
+    return name if len(name) <= 128 else f"{kind}.{digest_of(namespace)[:32]}"
+
+
 def _token(checkpoint: Checkpoint) -> Token:
     about = checkpoint.metadata
     names = about["namespaces"]

@@ -55,6 +55,7 @@ from kedge.cli.command import Number, Session, store_command
 @click.option(
     "--max-json", type=Number(1), default=64, metavar="MIB", show_default=True, help="The largest save as JSON, in MiB."
 )
+@click.option("--allow-private-webhooks", is_flag=True, help="Let webhooks call private addresses, and plain HTTP.")
 def serve_command(
     session: Session,
     host: str,
@@ -71,6 +72,7 @@ def serve_command(
     unix_socket: str | None,
     max_body: int,
     max_json: int,
+    allow_private_webhooks: bool,
 ) -> None:
     """Serve the store over HTTP: a web page for people, an API for programs.
 
@@ -98,6 +100,7 @@ def serve_command(
             unix_socket=unix_socket,
             body_bytes=max_body << 20,
             json_bytes=max_json << 20,
+            allow_private_webhooks=allow_private_webhooks,
         )
     )
 

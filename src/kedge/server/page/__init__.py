@@ -12,7 +12,7 @@
     timeline.py      a run over time; items.py: the items of its maps; resuming.py: starting it again
     queues.py        what waits for workers, and schedules
     storage.py       what grew, what gc would free, the log of changes
-    session.py       signing in; tokens.py: who may
+    session.py       signing in; tokens.py: who may; webhooks.py: who is told of runs
     kinds.py         what a job is, and its status
     graph.py, charts.py, states.py, growth.py    what they draw and count; memory.py: what is remembered of it
 
@@ -30,7 +30,21 @@ from starlette.types import Scope
 from kedge.errors import NotFound
 from kedge.server.problems import answer_to
 
-from . import checkpoints, comparison, items, jobs, numbers, queues, retention, runs, search, session, storage, tokens
+from . import (
+    checkpoints,
+    comparison,
+    items,
+    jobs,
+    numbers,
+    queues,
+    retention,
+    runs,
+    search,
+    session,
+    storage,
+    tokens,
+    webhooks,
+)
 from .memory import PageMemory
 from .templates import STATIC, error_page
 
@@ -59,6 +73,7 @@ def add_page(app: FastAPI) -> None:
         storage,
         session,
         tokens,
+        webhooks,
     ):
         app.router.routes.extend(each.router.routes)
     app.mount("/static", _Files(directory=STATIC), name="static")

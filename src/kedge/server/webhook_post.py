@@ -1,0 +1,178 @@
+"""One POST to an address that somebody configured: signed, bounded in time, and never to where it has no business.
+
+A name is resolved once, every address it has is looked at, and the connection goes to the one that was looked at: what
+the name says a moment later does not matter. Redirects are not followed, proxies of the environment not used.
+Signatures are those of standardwebhooks.com, for which most languages have a library.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import ipaddress
+import re
+import secrets
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from kedge.errors import Validation
+from kedge.version import __version__
+
+_CONNECT_S = 5.0
+_ANSWER_S = 10.0
+_MOST_CHARACTERS = 2000
+_SECRET = "whsec_"  # nosec B105 # how one begins
+_PRINTABLE = re.compile(r"[!-~]+")
+
+# What `is_global` lets pass, or older Pythons do: benchmarks, documents, tunnels to IPv4 addresses of any kind.
+_NOWHERE = tuple(
+    map(
+        ipaddress.ip_network,
+        ("0.0.0.0/8", "192.0.0.0/24", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
+         "2001::/32", "2001:db8::/32", "2002::/16", "64:ff9b:1::/48", "fec0::/10", "ff00::/8"),
+    )
+)  # fmt: skip
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def new_secret() -> str:
+    return _SECRET + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def parse_url(text: str, *, allow_private: bool) -> SplitResult:
+    """An address that may be posted to; Validation says why not. Where its name leads is looked up when it is used."""
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise Validation("the URL is not valid", hint="use one such as https://example.org/hooks/kedge") from None
+    if len(text) > _MOST_CHARACTERS or _PRINTABLE.fullmatch(text) is None or not url.hostname or port == 0:
+        raise Validation("the URL is not valid", hint="use one such as https://example.org/hooks/kedge")
+    if url.scheme != "https" and not (allow_private and url.scheme == "http"):
+        raise Validation(f"a webhook needs https (got {url.scheme or 'no scheme'})", hint="use https://…")
+    if "@" in url.netloc or url.fragment:
+        raise Validation("the URL has a user or a fragment", hint="put what the receiver needs into its path or query")
+    return url
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address belongs to the internet, and not to this machine, its networks or its cloud's services."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+    is_nowhere = any(address.version == network.version and address in network for network in _NOWHERE)
+    return address.is_global and not address.is_multicast and not is_nowhere
+
+
+def resolve(url: SplitResult, *, allow_private: bool) -> list[str]:
+    """The addresses of a URL's host; Validation if one of them is private, or there is none."""
+    assert url.hostname is not None  # as `parse_url` says  # nosec B101
+    try:
+        found = socket.getaddrinfo(url.hostname, _port(url), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise Validation(f"the host {url.hostname[:200]} has no address", hint="look for a typing error") from None
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    private = [each for each in addresses if not is_public(ipaddress.ip_address(each.partition("%")[0]))]
+    if private and not allow_private:
+        raise Validation(
+            f"the host {url.hostname[:200]} has a private address",
+            hint="webhooks go to public addresses only, unless kedge serve has --allow-private-webhooks",
+        )
+    return addresses
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    id: str  # the same however often it is sent
+    body: bytes
+
+
+def signature(secret: str, message: Message, at_s: int) -> str:
+    key = base64.b64decode(secret.removeprefix(_SECRET))
+    signed = b".".join((message.id.encode(), str(at_s).encode(), message.body))
+    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+def post(text: str, secret: str, message: Message, *, allow_private: bool) -> str:
+    """Send it. "" when the receiver took it (2xx), else why not: it may be sent again."""
+    try:
+        url = parse_url(text, allow_private=allow_private)
+        addresses = resolve(url, allow_private=allow_private)
+    except Validation as error:
+        return error.message
+    at_s = int(time.time())
+    headers = {
+        "content-type": "application/json",
+        "user-agent": f"kedge/{__version__}",
+        "webhook-id": message.id,
+        "webhook-timestamp": str(at_s),
+        "webhook-signature": signature(secret, message, at_s),
+        "connection": "close",
+    }
+    try:
+        status = _send(url, addresses, message.body, headers)
+    except TimeoutError:
+        return "it did not answer in time"
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not valid: {error.verify_message}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"it cannot be reached: {type(error).__name__}"
+    return "" if 200 <= status < 300 else f"it answered {status}"
+
+
+def _send(url: SplitResult, addresses: list[str], body: bytes, headers: dict[str, str]) -> int:
+    assert url.hostname is not None  # nosec B101
+    connection = http.client.HTTPConnection(url.hostname, _port(url), timeout=_ANSWER_S)
+    connection.sock = _connect(url, addresses)
+    # The timeout of a socket starts again with each byte: this one does not.
+    deadline = threading.Timer(_ANSWER_S, _end, [connection.sock])
+    deadline.daemon = True
+    deadline.start()
+    try:
+        path = url.path or "/"
+        connection.request("POST", f"{path}?{url.query}" if url.query else path, body, headers)
+        return connection.getresponse().status
+    finally:
+        deadline.cancel()
+        connection.close()
+
+
+def _connect(url: SplitResult, addresses: list[str]) -> socket.socket:
+    problem: OSError = OSError("no address")
+    for address in addresses[:3]:
+        try:
+            plain = socket.create_connection((address, _port(url)), timeout=_CONNECT_S)
+        except OSError as error:
+            problem = error
+            continue
+        plain.settimeout(_ANSWER_S)
+        if url.scheme == "http":
+            return plain
+        try:
+            return ssl.create_default_context().wrap_socket(plain, server_hostname=url.hostname)
+        except BaseException:
+            plain.close()
+            raise
+    raise problem
+
+
+def _end(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it has ended by itself

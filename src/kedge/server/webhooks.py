@@ -1,0 +1,295 @@
+"""Webhooks: tell other services when a run fails, waits for somebody, or finishes.
+
+They are checkpoints of the job `webhooks` in the namespace of the tokens, which is never served. For each namespace one
+worker follows the log of changes, under a lease, and keeps in one record how far it came and what is still to be sent:
+so a message is sent at least once, also after a crash, always under the same ID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kedge.errors import CheckpointError, LeaseHeld, NotFound, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, Event, Lease, RunStatus
+
+from .tokens import own_job
+from .webhook_post import Message, new_secret, parse_url, post, resolve
+
+JOB = "webhooks"
+EVENTS = ("failed", "waiting", "finished")
+_MOST = 50  # webhooks of a namespace
+_LOOK_S = 5.0  # for webhooks, and for changes where there are some
+_PAGE = 500
+_PENDING, _RECENT = 1000, 20  # messages that are kept
+_RETRIES_S = (5, 30, 120, 600, 3600, 3 * 3600, 12 * 3600)
+_LEASE_S = 30.0
+_STATUS_IDS = tuple(f"run-{status}_" for status in (RunStatus.FAILED, RunStatus.PAUSED, RunStatus.COMPLETED))
+_log = logging.getLogger("kedge.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    id: str
+    url: str
+    namespace: str
+    events: tuple[str, ...]
+    after: int  # events of the log up to this one are none of its business
+    secret: str
+    checkpoint: Checkpoint
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, secret: str) -> Webhook:
+        about: Any = checkpoint.metadata
+        return cls(
+            about["id"], about["url"], about["namespace"], tuple(about["events"]), about["after"], secret, checkpoint
+        )
+
+
+class Webhooks:
+    """Those of a store. `records` is open in the namespace of the tokens."""
+
+    def __init__(self, records: CheckpointManager, *, allow_private: bool) -> None:
+        self._records = records
+        self._allow_private = allow_private
+
+    def create(self, store: CheckpointManager, url: str, events: Sequence[str]) -> Webhook:
+        """One for the namespace of `store`, from now on."""
+        resolve(parse_url(url, allow_private=self._allow_private), allow_private=self._allow_private)
+        wanted = [event for event in EVENTS if event in events]
+        if not wanted or len(wanted) < len(set(events)):
+            raise Validation(f"events {', '.join(events)}", hint=f"choose from {', '.join(EVENTS)}")
+        if len(self.all(store.namespace)) >= _MOST:
+            raise Validation(f"there are {_MOST} webhooks already", hint="delete some")
+        newest = store.events(limit=1, newest=True)
+        about = {
+            "id": secrets.token_hex(6),
+            "url": url,
+            "namespace": store.namespace,
+            "events": wanted,
+            "after": newest[-1].id if newest else 0,
+        }
+        state = {"secret": new_secret()}
+        made = self._records.save(JOB, str(about["id"]), state, metadata=about, tags={"namespace": store.namespace})
+        return Webhook.of(self._records.get(made), state["secret"])
+
+    def all(self, namespace: str | None = None) -> list[Webhook]:
+        """Oldest first."""
+        tags = None if namespace is None else {"namespace": namespace}
+        found = []
+        for checkpoint in self._records.list(JOB, tags=tags):
+            with suppress(NotFound):  # deleted meanwhile
+                state: Any = self._records.load(checkpoint.id)
+                found.append(Webhook.of(checkpoint, str(state["secret"])))
+        return found
+
+    def get(self, namespace: str, webhook_id: str) -> Webhook:
+        for webhook in self.all(namespace):
+            if webhook.id == webhook_id:
+                return webhook
+        raise NotFound(f"there is no webhook {webhook_id[:80]}", hint="the page of webhooks shows them")
+
+    def delete(self, namespace: str, webhook_id: str) -> None:
+        self._records.delete(JOB, self.get(namespace, webhook_id).checkpoint.id)
+
+    def send_test(self, namespace: str, webhook_id: str) -> str:
+        """ "" when the receiver took a message of the type `test`, else why not."""
+        webhook = self.get(namespace, webhook_id)
+        body = {"type": "test", "timestamp": _now(), "data": {"namespace": namespace}}
+        return self.post(webhook, Message(f"test_{secrets.token_hex(8)}", json.dumps(body).encode()))
+
+    def post(self, webhook: Webhook, message: Message) -> str:
+        return post(webhook.url, webhook.secret, message, allow_private=self._allow_private)
+
+    def record_of(self, namespace: str) -> dict[str, Any]:
+        """How far a namespace's log was read, what is to be sent, and what was sent last."""
+        latest = self._records.load_latest(own_job(JOB, namespace))
+        state = latest[1] if latest is not None else {}
+        return {
+            "position": None,
+            "pending": [],
+            "recent": [],
+            "known": [],
+            **(state if isinstance(state, dict) else {}),
+        }
+
+    def save_record(self, namespace: str, record: dict[str, Any], lease: Lease) -> None:
+        self._records.save(own_job(JOB, namespace), "sent", record, lease=lease)
+        self._records.cleanup(own_job(JOB, namespace), 2)
+
+    def hold(self, namespace: str) -> AbstractContextManager[Lease]:
+        return self._records.lease(own_job(JOB, namespace), _LEASE_S)
+
+
+class Notifier:
+    """Sends what webhooks ask for, from a thread of its own."""
+
+    def __init__(self, webhooks: Callable[[], Webhooks], store_of: Callable[[str], CheckpointManager]) -> None:
+        self._webhooks = webhooks
+        self._store_of = store_of
+        self._held: dict[str, tuple[AbstractContextManager[Lease], Lease]] = {}  # by namespace
+        self._records: dict[str, dict[str, Any]] = {}
+        self._stop, self._woken = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._work, name="kedge-webhooks", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        """What is being sent is waited for; the rest is sent by another worker, or after the next start."""
+        self._stop.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._let_go(set(self._held))
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._woken.wait(_LOOK_S)
+            self._woken.clear()
+            if self._stop.is_set():
+                break
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - the store may be gone for a while: this thread must not be
+                _log.exception("webhooks: the next look is in %g s", _LOOK_S)
+                self._let_go(set(self._held))
+
+    def look(self) -> None:
+        """Find what happened since the last look, and send what is due."""
+        webhooks = self._webhooks()
+        by_namespace: dict[str, list[Webhook]] = {}
+        for webhook in webhooks.all():
+            by_namespace.setdefault(webhook.namespace, []).append(webhook)
+        self._let_go(self._held.keys() - by_namespace.keys())
+        for namespace, own in by_namespace.items():
+            if self._stop.is_set():
+                return
+            try:
+                self._serve(webhooks, namespace, own)
+            except LeaseHeld:
+                self._let_go({namespace})  # another worker does it
+
+    def _let_go(self, namespaces: set[str]) -> None:
+        for namespace in namespaces:
+            self._records.pop(namespace, None)
+            held = self._held.pop(namespace, None)
+            if held is not None:
+                with suppress(CheckpointError):
+                    held[0].__exit__(None, None, None)
+
+    def _serve(self, webhooks: Webhooks, namespace: str, own: list[Webhook]) -> None:
+        if namespace not in self._held:
+            holding = webhooks.hold(namespace)
+            self._held[namespace] = holding, holding.__enter__()
+            self._records[namespace] = webhooks.record_of(namespace)
+        lease, record = self._held[namespace][1], self._records[namespace]
+        position = min(each.after for each in own) if record["position"] is None else record["position"]
+        found, record["position"] = _messages(self._store_of(namespace), own, position, set(record["known"]))
+        if found:
+            record["pending"] = [*record["pending"], *found][-_PENDING:]
+            record["known"] = [*record["known"], *(each["id"] for each in found)][-_PENDING:]
+            webhooks.save_record(namespace, record, lease)  # before they are sent: a crash loses none
+        if self._send(webhooks, own, record):
+            webhooks.save_record(namespace, record, lease)
+
+    def _send(self, webhooks: Webhooks, own: list[Webhook], record: dict[str, Any]) -> bool:
+        """Send what is due; whether anything changed. One failure is enough for one receiver at once."""
+        known = {each.id: each for each in own}
+        left, failing, now, is_changed = [], set(), time.time(), False
+        for entry in record["pending"]:
+            webhook = known.get(entry["webhook"])
+            is_due = webhook is not None and webhook.id not in failing and entry["next"] <= now
+            if webhook is None or not is_due or self._stop.is_set():
+                left += [entry] if webhook is not None else []
+                is_changed |= webhook is None
+                continue
+            problem = webhooks.post(webhook, Message(entry["id"], entry["body"].encode()))
+            is_changed = True
+            entry = {**entry, "attempts": entry["attempts"] + 1, "problem": problem}
+            if problem:
+                failing.add(webhook.id)
+            if problem and entry["attempts"] <= len(_RETRIES_S):
+                left.append({**entry, "next": time.time() + _RETRIES_S[entry["attempts"] - 1]})
+                continue
+            sent = {name: entry[name] for name in ("webhook", "id", "type", "run", "attempts", "problem")}
+            record["recent"] = [*record["recent"], {**sent, "at": _now()}][-_RECENT:]
+        record["pending"] = left
+        return is_changed
+
+
+def _messages(
+    store: CheckpointManager, own: list[Webhook], position: int, known: set[str]
+) -> tuple[list[dict[str, Any]], int]:
+    """What to send because of the log behind `position`, and how far it was read.
+
+    A run may record the same more than once, say when it begins to wait and when it ends: `known` are the IDs of
+    messages that were made before.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    while events := store.events(position, _PAGE):
+        for event in events:
+            for kind, record in _of_runs(store, event):
+                body = json.dumps(_body(store.namespace, kind, record))
+                facts = {"type": f"run.{kind}", "run": record.job, "body": body}
+                for webhook in own:
+                    message_id = _id_of(webhook, kind, record)
+                    if kind in webhook.events and event.id > webhook.after and message_id not in known:
+                        sent = {"attempts": 0, "next": 0.0, "problem": ""}
+                        found.setdefault(message_id, {"webhook": webhook.id, "id": message_id, **facts, **sent})
+        position = events[-1].id
+        if len(events) < _PAGE or len(found) >= _PENDING:
+            break
+    return list(found.values()), position
+
+
+def _id_of(webhook: Webhook, kind: str, record: Checkpoint) -> str:
+    """The same for all records that tell the same of one session of a run."""
+    told = [webhook.id, kind, record.job, record.metadata.get("session"), record.metadata.get("waiting")]
+    return "msg_" + hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]
+
+
+def _of_runs(store: CheckpointManager, event: Event) -> Iterator[tuple[str, Checkpoint]]:
+    """What an event says of a run: (failed, waiting or finished, its status record). The ID alone rules most out."""
+    if event.action != "save" or not event.checkpoint or not event.checkpoint.startswith(_STATUS_IDS):
+        return
+    try:
+        record = store.get(event.checkpoint)
+    except NotFound:
+        return
+    if record.metadata.get("kind") != "run":
+        return
+    status = record.metadata.get("status")
+    if status == RunStatus.PAUSED and record.metadata.get("waiting"):
+        yield "waiting", record
+    elif status in (RunStatus.FAILED, RunStatus.COMPLETED):
+        yield "failed" if status == RunStatus.FAILED else "finished", record
+
+
+def _body(namespace: str, kind: str, record: Checkpoint) -> dict[str, Any]:
+    error = record.metadata.get("error")
+    data = {"namespace": namespace, "run": record.job, "checkpoint": record.id, "status": record.metadata["status"]}
+    if error and kind == "failed":
+        data["error"] = str(error)[:2000]
+    if kind == "waiting":
+        data["waiting"] = record.metadata.get("waiting")
+    return {"type": f"run.{kind}", "timestamp": record.created_at.isoformat(), "data": data}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,308 @@
+"""Webhooks: what is sent, to whom it is never sent, and that a crash or a refusal loses nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from fastapi.testclient import TestClient
+
+import kedge
+from kedge.errors import LeaseHeld, NotFound, Validation
+from kedge.server import create_app, webhook_post, webhooks
+from kedge.server.limits import Limits
+from kedge.server.tokens import ACCESS
+from kedge.server.webhook_post import Message, is_public, parse_url, post, resolve, signature
+from kedge.server.webhooks import Notifier, Webhooks
+from tests.server.conftest import client_of
+from tests.waiting import wait_for
+
+SAME = {"Sec-Fetch-Site": "same-origin"}
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.answers: list[int] = []  # the next ones; then 204
+        self.url = ""
+
+    @property
+    def types(self) -> list[tuple[str, str]]:
+        bodies = [json.loads(body) for _, body in self.got]
+        return [(body["type"], body["data"].get("run", "")) for body in bodies]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    received = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            self.send_response(received.answers.pop(0) if received.answers else 204)
+            self.send_header("location", "http://127.0.0.1:1/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    received.url = f"http://127.0.0.1:{server.server_address[1]}/hook?a=1"
+    yield received
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def managed(place: Path, store: kedge.CheckpointManager) -> Iterator[Webhooks]:
+    with kedge.open(place, namespace=ACCESS) as records:
+        yield Webhooks(records, allow_private=True)
+
+
+@contextmanager
+def notifier_of(managed: Webhooks, store: kedge.CheckpointManager) -> Iterator[Notifier]:
+    made = Notifier(lambda: managed, lambda _: store)
+    yield made
+    made.close()
+
+
+def fail(store: kedge.CheckpointManager, key: str) -> None:
+    with pytest.raises(ZeroDivisionError), kedge.run(key, store=store, progress=False) as run:
+        run.step("divide", lambda: 1 // 0)
+
+
+def test_what_happens_to_runs_is_sent_once_and_signed(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver
+) -> None:
+    fail(store, "before")
+    hook = managed.create(store, receiver.url, ["failed", "waiting", "finished"])
+    fail(store, "bad")
+    with kedge.run("good", store=store, progress=False) as run:
+        run.step("one", lambda: 1)
+    store.save("plain", "run failed", {})  # looks like one by its ID alone
+    with pytest.raises(SystemExit), kedge.run("asks", store=store, progress=False) as run:
+        run.approval("go", wait_s=0)
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+        notifier.look()
+    with notifier_of(managed, store) as notifier:  # after a start, too
+        notifier.look()
+    assert receiver.types == [("run.failed", "bad"), ("run.finished", "good"), ("run.waiting", "asks")]
+    headers, body = receiver.got[0]
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    key = base64.b64decode(hook.secret.removeprefix("whsec_"))
+    assert headers["webhook-signature"] == "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+    assert "ZeroDivisionError" in json.loads(body)["data"]["error"]
+    assert json.loads(receiver.got[2][1])["data"]["waiting"][0]["name"] == "go"
+    assert [each["type"] for each in managed.record_of("default")["recent"]] == [
+        "run.failed",
+        "run.finished",
+        "run.waiting",
+    ]
+
+
+def test_a_refused_message_comes_again_under_its_id_and_is_given_up_at_last(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_RETRIES_S", (0, 0))
+    managed.create(store, receiver.url, ["failed"])
+    fail(store, "bad")
+    receiver.answers = [500, 302]  # a redirect is not followed
+    for _ in range(3):
+        with notifier_of(managed, store) as notifier:  # each in a new process
+            notifier.look()
+    assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
+    assert len(receiver.got) == 3
+    assert managed.record_of("default")["recent"][0]["problem"] == ""
+    fail(store, "worse")
+    receiver.answers = [500] * 9
+    with notifier_of(managed, store) as notifier:
+        for _ in range(5):
+            notifier.look()
+    record = managed.record_of("default")
+    assert (record["recent"][-1]["problem"], record["recent"][-1]["attempts"]) == ("it answered 500", 3)
+    assert record["pending"] == []
+
+
+def test_one_failure_is_enough_for_one_receiver_at_once_and_waits(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver
+) -> None:
+    managed.create(store, receiver.url, ["failed"])
+    for key in ("a", "b", "c"):
+        fail(store, key)
+    receiver.answers = [500]
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+        assert len(receiver.got) == 1
+        notifier.look()
+    assert receiver.types == [("run.failed", "a"), ("run.failed", "b"), ("run.failed", "c")]
+    assert [entry["attempts"] for entry in managed.record_of("default")["pending"]] == [1]
+
+
+def test_a_crash_between_finding_and_sending_loses_nothing(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    managed.create(store, receiver.url, ["failed"])
+    fail(store, "bad")
+
+    def killed(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Webhooks, "post", killed)
+        first = Notifier(lambda: managed, lambda _: store)
+        with pytest.raises(KeyboardInterrupt):
+            first.look()
+    with notifier_of(managed, store) as second:
+        second.look()  # the lease of the first is still held
+        assert receiver.got == []
+    first.close()
+    with notifier_of(managed, store) as third:
+        third.look()
+    assert receiver.types == [("run.failed", "bad")]
+
+
+def test_a_deleted_webhook_sends_nothing_more(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver
+) -> None:
+    hook, other = (managed.create(store, receiver.url, ["failed"]) for _ in range(2))
+    fail(store, "bad")
+    receiver.answers = [500, 500]
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+        managed.delete("default", hook.id)
+        notifier.look()
+        assert {entry["webhook"] for entry in managed.record_of("default")["pending"]} == {other.id}
+    with pytest.raises(NotFound):
+        managed.delete("other", other.id)  # of another namespace
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+     "255.255.255.255", "198.18.0.1", "192.0.0.8", "::1", "::", "fe80::1", "fc00::1", "fec0::1", "ff02::1",
+     "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "2001::1",
+     "2001:db8::1"],
+)  # fmt: skip
+def test_private_addresses_are_none_of_its_business(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+    monkeypatch.setattr(socket, "getaddrinfo", resolver("93.184.216.34", address))
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("it was called"))
+    url = parse_url("https://rebound.example/x", allow_private=False)
+    with pytest.raises(Validation, match="private address"):
+        resolve(url, allow_private=False)
+    secret = webhook_post.new_secret()
+    assert "private" in post("https://rebound.example/x", secret, Message("a", b"{}"), allow_private=False)
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "64:ff9b::5db8:d822", "::ffff:1.1.1.1"])
+def test_public_addresses_are_called_as_they_were_looked_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_public(ipaddress.ip_address(address))
+    called = []
+    monkeypatch.setattr(socket, "getaddrinfo", resolver(address))
+
+    def connect(where: tuple[str, int], timeout: float) -> socket.socket:
+        called.append(where)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    secret = webhook_post.new_secret()
+    problem = post("https://one.example:8443/x", secret, Message("a", b"{}"), allow_private=False)
+    assert (problem, called) == ("it cannot be reached: ConnectionRefusedError", [(address, 8443)])
+
+
+def resolver(*addresses: str) -> Callable[..., list[Any]]:
+    return lambda *_, **__: [(0, 0, 0, "", (address, 443)) for address in addresses]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.org/", "ftp://example.org/", "https://", "https:///x", "https://user:x@example.org/",
+     "https://example.org/#x", "https://example.org:0/", "https://example.org:99999/", "https://exa mple.org/",
+     "https://example.org/\r\nx: y", "https://[::1", "example.org", "", "https://example.org/" + "x" * 2000],
+)  # fmt: skip
+def test_urls_that_are_refused(url: str) -> None:
+    with pytest.raises(Validation):
+        parse_url(url, allow_private=False)
+    assert urlsplit("https://example.org/").scheme == "https"
+
+
+def test_a_receiver_that_says_one_byte_at_a_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_post, "_ANSWER_S", 0.2)
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection = listener.accept()[0]
+            with connection:
+                while not stop.wait(0.01):
+                    try:
+                        connection.sendall(b"H")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        assert post(url, webhook_post.new_secret(), Message("a", b"{}"), allow_private=True) != ""
+        stop.set()
+        thread.join()
+
+
+def test_signatures_are_those_of_the_standard() -> None:
+    """The example of standardwebhooks.com's reference implementations."""
+    message = Message("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}')
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    assert signature(secret, message, 1614265330) == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_admins_add_try_and_delete_them_on_the_page(
+    store: kedge.CheckpointManager, receiver: Receiver, client: TestClient
+) -> None:
+    refused = client.post("/webhooks", data={"url": receiver.url, "events": "failed"}, headers=SAME)
+    assert (refused.status_code, "needs https" in refused.text) == (422, True)
+    with client_of(create_app(store, limits=Limits(private_webhooks=True))) as client:
+        assert "No webhooks yet" in client.get("/webhooks").text
+        nothing = client.post("/webhooks", data={"url": receiver.url}, headers=SAME)
+        assert nothing.status_code == 422
+        made = client.post("/webhooks", data={"url": receiver.url, "events": ["failed", "finished"]}, headers=SAME)
+        assert made.text.count("whsec_") >= 1
+        assert "whsec_" not in client.get("/webhooks").text
+        fail(store, "bad")
+        client.app.state.service.notifier.wake()  # type: ignore[attr-defined]
+        wait_for(lambda: receiver.types == [("run.failed", "bad")], "the service sends it by itself")
+        wait_for(lambda: "Sent last" in client.get("/webhooks").text, "and shows it")
+        hook = client.app.state.service.webhooks().all("default")[0]  # type: ignore[attr-defined]
+        client.post("/webhooks/test", data={"id": hook.id}, headers=SAME)
+        assert receiver.types[-1] == ("test", "")
+        client.post("/webhooks/delete", data={"id": hook.id}, headers=SAME)
+        assert "No webhooks yet" in client.get("/webhooks").text
+
+
+def test_two_workers_send_each_message_once(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver
+) -> None:
+    managed.create(store, receiver.url, ["failed"])
+    fail(store, "bad")
+    with notifier_of(managed, store) as one, notifier_of(managed, store) as two:
+        one.look()
+        two.look()
+        with pytest.raises(LeaseHeld), managed.hold("default"):
+            pass
+    assert len(receiver.got) == 1
