@@ -115,6 +115,46 @@ def test_nothing_but_what_it_added_goes(tmp_path: Path, version: int, config: st
     run("uninstall")
 
 
+@pytest.mark.parametrize(("version", "config"), [(1, V2), (2, "version = 3\n")])
+def test_in_the_place_of_kybernate(tmp_path: Path, version: int, config: str) -> None:
+    """By a switch: its runtime is ours, its annotations come through, its directory is open. Off again: all goes."""
+    run = pretended(tmp_path, version, config)
+    before = files_below(tmp_path)
+    where = tmp_path / ("config.toml" if version == 1 else "conf.d/kedge.toml")
+    run("install")
+    plain = files_below(tmp_path)
+    assert "kybernate]" not in where.read_text()
+    run("install", KEDGE_KYBERNATE="1")
+    switched = files_below(tmp_path)
+    run("install", KEDGE_KYBERNATE="1")
+    assert files_below(tmp_path) == switched
+    (runtimes,) = (plugin["containerd"]["runtimes"] for plugin in tomllib.loads(where.read_text())["plugins"].values())
+    assert runtimes["kybernate"]["pod_annotations"] == ["kedge.dev/*", "kybernate.io/*"]
+    assert runtimes["kybernate"]["options"] == runtimes["kedge"]["options"]
+    assert runtimes["kedge"]["pod_annotations"] == ["kedge.dev/*"]
+    assert "KEDGE_RESTORE_ROOTS='/var/lib/kybernate/checkpoints'\n" in (tmp_path / "etc/runc.env").read_text()
+    run("install")
+    assert files_below(tmp_path) == plain
+    run("install", KEDGE_KYBERNATE="1", KEDGE_RESTORE_ROOTS="kybernate-system=/tmp")
+    assert "KEDGE_RESTORE_ROOTS='kybernate-system=/tmp'\n" in (tmp_path / "etc/runc.env").read_text()
+    run("uninstall")
+    assert files_below(tmp_path) == before
+
+
+def test_a_runtime_of_kybernate_itself_is_not_replaced(tmp_path: Path) -> None:
+    theirs = (
+        V2 + '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kybernate]\nruntime_type = "io.containerd.x"\n'
+    )
+    run = pretended(tmp_path, 1, theirs)
+    before = files_below(tmp_path)
+    refused = run("install", check=False, KEDGE_KYBERNATE="1")
+    assert refused.returncode
+    assert "take it out" in refused.stderr
+    assert files_below(tmp_path) == before
+    run("install")
+    assert theirs.strip() in (tmp_path / "config.toml").read_text()
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     """What it leads to is changed, and keeps its owner and its mode; a folder that was there stays, empty as it was."""
     for version in (1, 2):
@@ -394,14 +434,15 @@ def documents(*parts: str) -> list[dict[str, Any]]:
 
 def test_manifests_fit_together() -> None:
     """Every file that a kustomization names is there; what the pods ask for is what the others offer."""
-    for folder in ("", "uninstall"):
+    for folder in ("", "uninstall", "kybernate"):
         (kustomization,) = documents(folder, "kustomization.yaml")
         for name in kustomization["resources"]:
-            for one in documents(folder, name):
+            for one in documents(folder, name) if name != ".." else ():
                 assert one["apiVersion"]
                 assert one["kind"]
                 assert one["metadata"]["name"]
-        assert [image["name"] for image in kustomization["images"]] == ["kedge-node"]
+        if folder != "kybernate":
+            assert [image["name"] for image in kustomization["images"]] == ["kedge-node"]
     (runtime_class,) = documents("runtimeclass.yaml")
     selector = runtime_class["scheduling"]["nodeSelector"]
     accounts = {one["metadata"]["name"] for one in documents("rbac.yaml") if one["kind"] == "ServiceAccount"}

@@ -692,6 +692,38 @@ def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
 
 
 @criu
+def test_from_what_arch_left(engine: Engine) -> None:
+    """A container of ARCH begins with the processes and the files that it left, under its own ID, and needs no name."""
+    from kedge.legacy import arch
+
+    first = engine.bundle("one")
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    left = engine.lab.root / "arch" / first.parent.name / first.name
+    left.mkdir(parents=True)
+    engine.lab.runc("checkpoint", "--image-path", left, "--work-path", left, "one")
+    assert arch.save_checkpoint_file(first / "upper", left)
+    engine.lab.remove("one")
+    reached = engine.lab.count("one")
+    (first / "upper/work/log").unlink()
+    spec = json.loads((first / "config.json").read_text())
+    spec["process"]["env"] += ["ARCH_ENABLE=1", f"ARCH_CHECKPOINT_HOST_PATH={engine.lab.root / 'arch'}"]
+    (first / "config.json").write_text(json.dumps(spec))
+    with pytest.raises(subprocess.CalledProcessError):
+        engine.create("one")
+    assert "KEDGE_RESTORE_ROOTS" in engine.logged()
+    engine.environment["KEDGE_RESTORE_ROOTS"] = str(engine.lab.root / "arch")
+    engine.start("one")
+    reached = engine.lab.wait_beyond("one", reached)
+    engine.call("kill", "one", "TERM")
+    engine.call("delete", "one")
+    engine.start("one")  # goes on from the newer generation
+    engine.lab.wait_beyond("one", reached)
+    with kedge.open(engine.lab.store, namespace="containers") as store:
+        assert len(store.list(f"container:ARCH+{first.parent.name}+{first.name}")) == 2
+
+
+@criu
 def test_from_images_in_a_directory(engine: Engine) -> None:
     """Images that another runtime dumped are the beginning, once; only below a directory that was opened for that."""
     first = engine.bundle("one")

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path as _Path
 from typing import BinaryIO
 
-from kedge.containers.archive.arch import FILES, unpack
+from kedge.containers.archive.arch import FILES, is_finished, unpack
 from kedge.containers.archive.export import replace_file
 from kedge.errors import storage_errors
 
@@ -24,20 +24,13 @@ __all__ = [
 
 Path = str | os.PathLike[str]
 
-_FINISHED = b"Dumping finished successfully"
 _XATTR = "SCHILY.xattr."
 _OVERLAY = ("trusted.overlay.origin", "trusted.overlay.uuid")  # of one host only
 
 
 def validate_checkpoint(checkpoint_path: Path) -> bool:
     """Whether the last line of CRIU's log in this directory says that the dump is complete."""
-    try:
-        with open(os.path.join(checkpoint_path, "dump.log"), "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
-            lines = log.read().splitlines()
-    except OSError:
-        return False
-    return bool(lines) and _FINISHED in lines[-1]
+    return is_finished(checkpoint_path)
 
 
 def save_checkpoint_file(upperdir: Path, checkpoint_path: Path) -> bool:

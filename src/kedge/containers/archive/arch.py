@@ -18,6 +18,20 @@ from .tar import CHARACTER, DIRECTORY, HARD_LINK, LIMITS, Limits, Member, TarRea
 FILES = "container_files.tar"
 
 
+_FINISHED = b"Dumping finished successfully"
+
+
+def is_finished(folder: str | os.PathLike[str]) -> bool:
+    """Whether the last line of CRIU's log in this directory says that the dump is complete."""
+    try:
+        with open(os.path.join(folder, "dump.log"), "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+            lines = log.read().splitlines()
+    except OSError:
+        return False
+    return bool(lines) and _FINISHED in lines[-1]
+
+
 class _Upper(TarReader):
     """Its members as those of a layer."""
 

@@ -34,6 +34,7 @@ from .tar import LIMITS, Limits, TarReader
 from .unpack import unpack
 
 ENGINE_FILES = "archive"  # the name of the tree with what only the archive's engine understands
+_OF_KYBERNATE = "kybernate-metadata.json"
 _LEFT = (formats.CHECKPOINT, formats.ROOTFS_DIFF, formats.DELETED_FILES)
 
 
@@ -97,6 +98,7 @@ def import_images(
         digest = digest_of(home / "images")
         upper, left_out = _unpack_arch_files(home)
         folder = home / "images"
+        origin = _take_kybernate_facts(folder) or {"format": "images"}
         taken = _snapshot(
             key,
             folder,
@@ -107,7 +109,7 @@ def import_images(
             descriptors=snapshot.read_descriptors(folder),
             borders=validate_images(folder),
         )
-        return _save(manager, key, taken, {"format": "images"}, left_out, digest, lease)
+        return _save(manager, key, taken, origin, left_out, digest, lease)
 
 
 def _unpack_arch_files(home: Path) -> tuple[Path | None, list[tuple[str, str]]]:
@@ -118,6 +120,25 @@ def _unpack_arch_files(home: Path) -> tuple[Path | None, list[tuple[str, str]]]:
     left_out = arch.unpack(tar, home / "upper")
     tar.unlink()
     return home / "upper", left_out
+
+
+def _take_kybernate_facts(folder: Path) -> dict[str, str] | None:
+    """Out of the images: what kybernate wrote beside them; None when it did not write them."""
+    path = folder / _OF_KYBERNATE
+    if not path.is_file():
+        return None
+    facts = formats.read_json(path)
+    if not isinstance(facts, dict):
+        raise Corrupted(f"{_OF_KYBERNATE} is not an object", hint="get the checkpoint again")
+    path.unlink()
+    pid = facts.get("gpuPID")
+    if isinstance(pid, int) and pid > 0:
+        raise Validation(
+            "kybernate left the memory of a GPU in the process: only it can put that back",
+            hint="restore it with kybernate, and checkpoint it with Kedge",
+        )
+    names = [str(facts.get(name, ""))[:200] for name in ("namespace", "pod", "container")]
+    return {"format": "kybernate", "container": "/".join(names), "at": str(facts.get("timestamp", ""))[:200]}
 
 
 def _refuse_others() -> None:

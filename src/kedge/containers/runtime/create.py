@@ -44,7 +44,7 @@ _TCP = "--tcp-established"
 
 def create(container: CalledContainer) -> int | None:
     bundle = Bundle.read(Path(container.call.get("bundle") or ".").absolute())
-    wish = wish_of(bundle.spec, owner_of_container)
+    wish = wish_of(bundle.spec, owner_of_container, str(bundle.path))
     if wish is None:
         return None
     with ExitStack() as stack:
@@ -132,9 +132,11 @@ def _candidates(
         return []
     if wish.restore != "latest" and wish.restore[:1] != "/":
         return [snapshot.find_for(manager, wish)]
-    if wish.restore != "latest":
-        _import(container, manager, wish, claim, bundle)
     generations = snapshot.generations(manager, "container", wish.key)
+    is_by_path = wish.restore != "latest"
+    if is_by_path or (wish.place and not generations):
+        _import(container, manager, wish, claim, bundle, wish.restore if is_by_path else wish.place)
+        generations = snapshot.generations(manager, "container", wish.key)
     return [
         checkpoint
         for checkpoint in reversed(generations)
@@ -142,12 +144,17 @@ def _candidates(
     ]
 
 
-def _import(container: CalledContainer, manager: CheckpointManager, wish: Wish, claim: Lease, bundle: Bundle) -> None:
-    """What lies at the path that it named becomes a checkpoint, once; it may be gone when it is one already."""
+def _import(
+    container: CalledContainer, manager: CheckpointManager, wish: Wish, claim: Lease, bundle: Bundle, path: str
+) -> None:
+    """What lies at the path becomes a checkpoint, once; it may be gone when it is one already. At the place of ARCH
+    there may be nothing, or what that left unfinished, and would not have restored either."""
     from . import dumps  # the readers of archives are much code, and rarely needed
 
+    if path == wish.place and not (os.path.lexists(path) and dumps.is_finished(path)):
+        return
     try:
-        dumps.import_dump(manager, wish.restore, key=wish.key, namespace=wish.namespace, spec=bundle.spec, lease=claim)
+        dumps.import_dump(manager, path, key=wish.key, namespace=wish.namespace, spec=bundle.spec, lease=claim)
     except NotFound as error:
         if not snapshot.generations(manager, "container", wish.key):
             raise

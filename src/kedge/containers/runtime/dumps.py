@@ -2,8 +2,9 @@
 
 A container may only name what lies below a directory that the machine's administrator opened for that, in
 KEDGE_RESTORE_ROOTS (several, with colons between); in a cluster, below that directory's subdirectory of the pod's
-namespace. No link is followed on the way. What is found is taken for hostile: it is copied, plain files only, checked
-and imported as a generation of the workload, once; from then on the newest generation counts.
+namespace, or below a directory that was opened to that namespace alone (NAMESPACE=/directory). No link is followed on
+the way. What is found is taken for hostile: it is copied, plain files only, checked and imported as a generation of
+the workload, once; from then on the newest generation counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kedge.blobs.group_files import make_own_folder
-from kedge.containers.archive import importer
+from kedge.containers.archive import arch, importer
 from kedge.containers.attempts import state_directory
 from kedge.errors import NotFound, Validation, storage_error
 from kedge.manager import CheckpointManager
@@ -27,9 +28,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 @contextmanager
 def opened(path: str, namespace: str = "") -> Iterator[str]:
     """A path by which the file or directory can be reached that a container named; NotFound when it may not."""
-    roots = [root for root in os.environ.get("KEDGE_RESTORE_ROOTS", "").split(":") if root.startswith("/")]
-    for root in roots:
-        home = f"{root.rstrip('/')}/{namespace}/" if namespace else f"{root.rstrip('/')}/"
+    for home in _homes(namespace):
         parts = path.removeprefix(home).split("/")
         if path.startswith(home) and all(part not in ("", ".", "..") for part in parts):
             fd = _descend(home, parts)
@@ -42,6 +41,22 @@ def opened(path: str, namespace: str = "") -> Iterator[str]:
         f"{path} is in no directory from which containers{f' of {namespace}' if namespace else ''} may be restored",
         hint="the administrator of the machine names such directories in KEDGE_RESTORE_ROOTS",
     )
+
+
+def _homes(namespace: str) -> Iterator[str]:
+    """The directories that are open to a container of this namespace of a cluster, or of none."""
+    for root in os.environ.get("KEDGE_RESTORE_ROOTS", "").split(":"):
+        owner, _, place = root.partition("=")
+        if root.startswith("/"):
+            yield f"{root.rstrip('/')}/{namespace}/" if namespace else f"{root.rstrip('/')}/"
+        elif owner and owner == namespace and place.startswith("/"):
+            yield f"{place.rstrip('/')}/"
+
+
+def is_finished(path: str) -> bool:
+    """Whether ARCH would restore what lies there."""
+    with opened(path) as place:
+        return arch.is_finished(place)
 
 
 def _descend(home: str, parts: Sequence[str]) -> int:

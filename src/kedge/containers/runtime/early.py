@@ -96,10 +96,10 @@ def look_ahead(bundle: str, places: str) -> None:
 def first_mark(config: str, bundle: str) -> str | None:
     """The mark of the first container of a workload; "" for one that did not opt in, None where `runtime` must see."""
     json = sqlite().connect(":memory:")
-    wish = wish_of(_read_spec(json, config), _own_name)
+    wish = wish_of(_read_spec(json, config), _own_name, bundle)
     if wish is None:
         return ""
-    if wish.restore not in ("latest", "no"):
+    if wish.restore not in ("latest", "no") or (wish.place and os.path.lexists(wish.place)):
         return None
     if has_checkpoints(store_url(os.environ), f"container:{wish.key}", NAMESPACE) is not False:
         return None  # also of one that wants nothing back: it may hibernate

@@ -13,8 +13,10 @@
 
 KEDGE_TCP and KEDGE_VOLUMES mean the same in the machine's /etc/kedge/runc.env, for containers that do not say.
 
-ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. The place of the store is
-the machine's business and never the container's: whoever writes a pod must not choose files of the host.
+RESTORE_FROM and kybernate.io/restore-from, of an older system, mean KEDGE_RESTORE. ARCH_ENABLE=1, of another, means
+KEDGE_CHECKPOINT=1 as it was there: without a name, the workload is the container's ID in the namespace of its engine;
+it begins with what ARCH left; a success ends it. The place of the store is the machine's business and never the
+container's: whoever writes a pod must not choose files of the host.
 """
 
 from __future__ import annotations
@@ -48,13 +50,14 @@ _PLAIN = _LETTERS | set("._-")
 _DRAWN = frozenset("bcdfghjklmnpqrstvwxz2456789")
 _YES = ("1", "yes", "true", "on")
 _MOST_WAIT_S = 60  # a kubelet gives up after two minutes
+_ARCH = "ARCH"  # begins a key; no namespace of Kubernetes has capitals
 _KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after it
 
 
 class Wish:
     """What a container asked for."""
 
-    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tcp", "tries", "volumes", "wait_s")
+    __slots__ = ("keep", "key", "namespace", "place", "policy", "restore", "tcp", "tries", "volumes", "wait_s")
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Wish:
         wait_s: float | None = None,
         tcp: str = "",
         volumes: str = "",
+        place: str = "",
     ) -> None:
         self.key = key
         self.restore = restore  # latest, no, the ID of a checkpoint, another key of its namespace, or a path (placed)
@@ -76,6 +80,7 @@ class Wish:
         self.tcp = tcp  # close or keep: what becomes of open connections; "": as the machine says
         self.volumes = volumes  # yes or no: whether they are saved; "": as the machine says
         self.wait_s = wait_s  # None: as the machine says
+        self.place = place  # where ARCH kept its checkpoint, which is its first generation if it has none here
         self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
     @classmethod
@@ -101,7 +106,7 @@ class Wish:
         return _joined([self.namespace, name] if self.namespace else [name])
 
 
-def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
+def wish_of(spec: Mapping[str, Any], owner: Owner | None = None, bundle: str = "") -> Wish | None:
     """None when the container did not opt in; Validation when it asks for what cannot be."""
     entries = spec.get("process", {}).get("env", ())
     environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
@@ -113,8 +118,9 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
         return note_value or next((value for name in names if (value := environment.get(name) or notes.get(name))), "")
 
     restore = asked("restore", "KEDGE_RESTORE", "RESTORE_FROM", "kybernate.io/restore-from")
-    is_kept = asked("checkpoint", "KEDGE_CHECKPOINT", "ARCH_ENABLE").strip().lower() in _YES
-    if not is_kept and restore in ("", "no"):
+    kept = asked("checkpoint", "KEDGE_CHECKPOINT")
+    is_of_arch = not kept and environment.get("ARCH_ENABLE", "").strip().lower() in _YES
+    if not is_of_arch and kept.strip().lower() not in _YES and restore in ("", "no"):
         return None
     if notes.get(_TYPE) == "sandbox":
         return None
@@ -123,17 +129,32 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
         raise _invalid(f"unknown policy: {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
     keep = _choice("keep", asked("keep", "KEDGE_KEEP"), ("always", "until-success"))
+    given = asked("key", "KEDGE_WORKLOAD")
+    names = _names_in_arch(bundle) if is_of_arch and not notes.get(POD[0]) else []
     return Wish(
-        key=key_of(notes, asked("key", "KEDGE_WORKLOAD"), owner),
+        key=_joined([_ARCH, *names]) if names and not given else key_of(notes, given, owner),
         restore=restore if restore[:1] == "/" else _name("restore", restore or "latest"),
         policy="fail" if policy == "fail" else "fresh",
         tries=int(count or 3) if policy == "retry" else 1,
         namespace=notes.get(POD[0], ""),
-        keep=keep or "always",
+        keep=keep or ("until-success" if is_of_arch else "always"),
         wait_s=_wait_s(asked("wait", "KEDGE_WAIT")),
         tcp=_choice("tcp", asked("tcp", "KEDGE_TCP"), ("close", "keep")),
         volumes=_choice("volumes", asked("volumes", "KEDGE_VOLUMES"), ("yes", "no")),
+        place="/".join((_home_in_arch(environment), *names)) if names else "",
     )
+
+
+def _names_in_arch(bundle: str) -> list[str]:
+    """The namespace and the ID of a container, which ARCH too took from where engines put bundles."""
+    names = bundle.strip("/").split("/")[-2:]
+    return names if bundle[:1] == "/" and len(names) == 2 else []
+
+
+def _home_in_arch(environment: Mapping[str, str]) -> str:
+    if shared := environment.get("ARCH_SHAREDFS_HOST_PATH"):
+        return f"{shared.rstrip('/')}/checkpoint"
+    return (environment.get("ARCH_CHECKPOINT_HOST_PATH") or "/var/tmp/arch/checkpoint").rstrip("/")  # nosec B108
 
 
 def notes_of(spec: Mapping[str, Any]) -> dict[str, str]:

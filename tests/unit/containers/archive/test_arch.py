@@ -1,7 +1,8 @@
-"""A checkpoint directory of ARCH: the process and its files, or neither."""
+"""A checkpoint directory of ARCH: the process and its files, or neither. One of kybernate: its facts are read."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -48,4 +49,38 @@ def test_a_cut_tar_is_no_checkpoint(dump: Path) -> None:
     with kedge.open("memory:") as store:
         with pytest.raises(kedge.Corrupted, match="container_files"):
             import_images(store, str(dump), key="app", spec={})
+        assert store.jobs() == []
+
+
+FACTS = {
+    "namespace": "kybernate-system", "pod": "cpu-test", "container": "counter", "containerID": "4c1f", "gpuPID": 0,
+    "timestamp": "20251205-013941", "checkpointPath": "/var/lib/kybernate/checkpoints/x",
+}  # fmt: skip
+
+
+def test_of_kybernate(tmp_path: Path) -> None:
+    write_dump(tmp_path / "dump")
+    facts = tmp_path / "dump/kybernate-metadata.json"
+    facts.write_text(json.dumps(FACTS))
+    with kedge.open("memory:") as store:
+        checkpoint = import_images(store, str(tmp_path / "dump"), key="app", spec={}).checkpoint
+        assert checkpoint.metadata["imported"] == {
+            "format": "kybernate", "container": "kybernate-system/cpu-test/counter", "at": "20251205-013941",
+        }  # fmt: skip
+        state: Any = store.restore(checkpoint.job)
+        with pytest.raises(kedge.NotFound):
+            state["images"].read("kybernate-metadata.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [(json.dumps({**FACTS, "gpuPID": 4711}), kedge.Validation), ("[]", kedge.Corrupted), ("{", kedge.Corrupted)],
+)
+def test_what_of_kybernate_is_refused(tmp_path: Path, text: str, error: type[kedge.CheckpointError]) -> None:
+    """A process whose device memory only kybernate can put back would wait for that forever."""
+    write_dump(tmp_path / "dump")
+    (tmp_path / "dump/kybernate-metadata.json").write_text(text)
+    with kedge.open("memory:") as store:
+        with pytest.raises(error):
+            import_images(store, str(tmp_path / "dump"), key="app", spec={})
         assert store.jobs() == []

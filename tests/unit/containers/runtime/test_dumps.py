@@ -41,6 +41,20 @@ def test_only_below_the_roots(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
         pass
 
 
+def test_a_directory_that_is_open_to_one_namespace(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kybernate's sample has it: a path that does not name the namespace of its pod."""
+    monkeypatch.setenv("KEDGE_RESTORE_ROOTS", f"kybernate-system={root}/team:=/:other=relative")
+    with dumps.opened(f"{root}/team/one", "kybernate-system") as found:
+        assert os.listdir(found) == ["inventory.img"]
+    for path, namespace in (
+        (f"{root}/team/one", "other"), (f"{root}/team/one", ""), (f"{root}/team/one", "team"),
+        (f"{tmp_path}/secret", "kybernate-system"), (f"{root}/team/../../secret", "kybernate-system"),
+        (f"{root}/team", "kybernate-system"),
+    ):  # fmt: skip
+        with pytest.raises(kedge.NotFound), dumps.opened(path, namespace):
+            pass
+
+
 def test_plain_files_are_copied_and_nothing_else(root: Path, tmp_path: Path) -> None:
     copy_files(str(root / "team/one"), tmp_path / "copy", Limits())
     assert (tmp_path / "copy/inventory.img").read_bytes() == b"x"

@@ -10,7 +10,7 @@ import pytest
 import kedge
 from kedge.containers.runtime import early
 from kedge.containers.runtime.arguments import parse
-from kedge.containers.runtime.opt_in import wish_of
+from kedge.containers.runtime.opt_in import Wish, wish_of
 
 FRONT = Path(early.__file__).with_name("kedge-runc")
 KEPT = ["KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=web"]
@@ -66,6 +66,50 @@ def test_a_first_one_is_marked_as_runtime_would(
     assert "PATH" in places
     assert '"restored": null' in mark(bundle).read_text()  # the front looks for that
     assert not (bundle.parent / "store").exists()
+
+
+def test_a_container_of_arch_is_its_id_in_the_namespace_of_its_engine() -> None:
+    bundle = "/run/containerd/io.containerd.runtime.v2.task/default/app"
+
+    def of(*environment: str, place: str = bundle, **notes: str) -> Wish | None:
+        return wish_of({"process": {"env": ["ARCH_ENABLE=1", *environment]}, "annotations": notes}, None, place)
+
+    wish = of()
+    assert wish is not None
+    assert (wish.key, wish.place, wish.keep) == (
+        "ARCH+default+app",
+        "/var/tmp/arch/checkpoint/default/app",
+        "until-success",
+    )
+    for environment, place in (
+        (["ARCH_CHECKPOINT_HOST_PATH=/data/"], "/data/default/app"),
+        (["ARCH_SHAREDFS_HOST_PATH=/efs", "ARCH_CHECKPOINT_HOST_PATH=/data"], "/efs/checkpoint/default/app"),
+    ):
+        wish = of(*environment)
+        assert wish is not None
+        assert wish.place == place
+    wish = of("KEDGE_WORKLOAD=web", "KEDGE_KEEP=always")
+    assert wish is not None
+    assert (wish.key, wish.keep, wish.place) == ("web", "always", "/var/tmp/arch/checkpoint/default/app")
+    wish = of("KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=web")
+    assert wish is not None
+    assert (wish.keep, wish.place) == ("always", "")
+    names = ("sandbox-namespace", "sandbox-name", "container-name")
+    wish = of(**{f"io.kubernetes.cri.{name}": "a" for name in names})
+    assert wish is not None
+    assert (wish.key, wish.place) == ("a+a+a", "")
+    assert of("ARCH_ENABLE=0", "KEDGE_CHECKPOINT=0") is None
+    for place in ("", "bundle", "/bundle"):
+        with pytest.raises(kedge.Validation, match="names no workload"):
+            of(place=place)
+
+
+def test_what_arch_left_is_for_runtime(bundle: Path) -> None:
+    left = bundle.parent / "arch" / bundle.parent.name / bundle.name
+    write(bundle, ["ARCH_ENABLE=1", f"ARCH_CHECKPOINT_HOST_PATH={bundle.parent / 'arch'}"])
+    assert is_first(bundle, "one")
+    left.mkdir(parents=True)
+    assert not is_first(bundle, "two")
 
 
 def test_all_others_are_left_to_runtime(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
