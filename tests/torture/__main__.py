@@ -35,6 +35,7 @@ NAMES = (
     "pods",
     "kubernetes",
     "node",
+    "service_image",
     "s3_faults",
     "database_crashes",
     "partitions",
