@@ -25,6 +25,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel
 from kedge.pipeline.history import CALLS
 from kedge.pipeline.place import here, payer
+from kedge.pipeline.telemetry import count_llm_call
 from kedge.store import Save
 from kedge.store.request import parse_request
 
@@ -216,6 +217,7 @@ def _counted(charge: Charge) -> Charge:
     """The charge with who pays, counted for the step and the meter around it."""
     run, step = payer()
     charge = replace(charge, run=run, step=step)
+    count_llm_call(charge)
     if (meter := _meter.get()) is not None:
         meter.add(charge)
     if (place := here()) is not None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from kedge.errors import ReplayMiss, Validation
 from kedge.pipeline.place import payer
+from kedge.pipeline.telemetry import span
 
 from .budget import Budget
 from .cache import Answer, Cache
@@ -191,7 +192,17 @@ def once(
 
     `older` is the same request as an older system knew it. A call that gives a stream ends the flight itself.
     """
+    with span(f"llm {request.model}"):
+        return (yield from _once(cache, policy, request, call, older))
 
+
+def _once(
+    cache: Cache,
+    policy: Policy,
+    request: Request,
+    call: Callable[[Flight], Generator[Step, Any, T]],
+    older: Request | None,
+) -> Generator[Step, Any, Answer | T]:
     def look() -> Answer | None:
         if policy.mode == "refresh":
             return None

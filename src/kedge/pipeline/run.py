@@ -32,6 +32,7 @@ from .session import Session, not_entered
 from .signals import Paused
 from .step import UNSET, Call, Steps, parse_options, parse_version
 from .streams import stream_tags
+from .telemetry import run_span
 from .wait import (
     WaitCall,
     drive,
@@ -158,6 +159,7 @@ class Run:
                 session.signals.install()
             stack.callback(session.signals.restore)
             session.record(RunStatus.RUNNING, origin=self._origin)
+            stack.enter_context(run_span(session))
             stack.enter_context(Place(self).entered())
             self._session, self._steps, self._stack = session, Steps(session), stack.pop_all()
             self.pipeline = session.pipeline
@@ -171,11 +173,8 @@ class Run:
         if stack is None or session is None:
             return
         with stack:
-            session.is_open = False
-            session.signals.disarm()
-            session.settle()
-            session.failures.release(error)
             status = status_after(error)
+            session.leave(status, error)
             if status is RunStatus.PAUSED and session.signals.stopping and not isinstance(error, Paused):
                 error = Paused(session.signals.stopping)  # asyncio made a cancellation of it
             try:

@@ -27,6 +27,7 @@ from .keys import Path, show, step_key
 from .owner import newest_status, save_status, this_process
 from .progress import watcher
 from .signals import Paused, Signals
+from .telemetry import measured
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -67,7 +68,6 @@ class Session:
         self.is_imported = False  # some of the run's steps were done by an older system
         self.is_open = True
         self.signals = Signals(grace_s)
-        self.watcher = watcher(progress)
         self.isolation = Isolation()
         self.account = Account()
         self.tasks: set[Task[Any]] = set()  # that carry out steps now
@@ -85,6 +85,8 @@ class Session:
         self._progress_at = 0.0
         self.messages = SignalMessages(store, self.key)
         self.failures = KeptFailures(store, self.key, self._continue_history())
+        self.watcher = measured(watcher(progress), self.pipeline)
+        self.ended: tuple[RunStatus, BaseException | None] | None = None
 
     def _continue_history(self) -> Checkpoint | None:
         """The newest status record of the sessions before this one; what it says is taken over."""
@@ -309,7 +311,14 @@ class Session:
         """Keep what the pipeline returned, and what is done when that is made durable."""
         self.result, self.then = (result,), then
 
-    def settle(self) -> None:
+    def leave(self, status: RunStatus, error: BaseException | None) -> None:
+        """From here on there are no steps, and no signal raises: the end of the run is being recorded."""
+        self.is_open, self.ended = False, (status, error)
+        self.signals.disarm()
+        self._settle()
+        self.failures.release(error)
+
+    def _settle(self) -> None:
         """Write down, and show, what was saved by answers from the LLM cache."""
         if self.account.bill() is None:
             return

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,7 @@ from .keys import Path, arguments, digest_of, imported_tag, preview, show, step_
 from .place import Place, attempted, carry
 from .retry import Retry, parse_retries, parse_timeout
 from .session import Session
+from .telemetry import step_span
 
 if TYPE_CHECKING:
     from kedge.llm.calls import Shared
@@ -113,7 +115,7 @@ class Steps:
             self._session.pause_point()
             began = time.monotonic()
             try:
-                with place.entered(), attempted(self._session.identity, step.key), self._session.signals.in_step():
+                with self._attempting(step, attempt), self._session.signals.in_step():
                     result = self._attempt(step)
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
                 self._session.signals.wait(self._record_failure(step, error, attempt, time.monotonic() - began))
@@ -134,7 +136,7 @@ class Steps:
             await to_thread(self._session.pause_point)
             began = time.monotonic()
             try:
-                with place.entered(), attempted(self._session.identity, step.key), self._session.in_task():
+                with self._attempting(step, attempt), self._session.in_task():
                     result = await await_within(self._attempt_async(step), call.options.timeout_s, step.title)
             except CancelledError as error:
                 self._session.raise_stopped(error)
@@ -249,6 +251,12 @@ class Steps:
         return answer
 
     # One attempt
+
+    @contextmanager
+    def _attempting(self, step: Step, number: int) -> Iterator[None]:
+        session = self._session
+        with step.place.entered(), attempted(session.identity, step.key), step_span(session, step.path, number):
+            yield
 
     def _attempt(self, step: Step) -> Any:
         if step.shared is None:

@@ -29,6 +29,7 @@ from .failure import Failure, ItemError
 from .keys import Path, show
 from .place import Carried, attempted
 from .retry import Retry
+from .telemetry import item_span
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -189,7 +190,8 @@ def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError
         attempt += 1
         try:
             place = run.at_item(spec.path, item.label, attempt) if run is not None else nullcontext()
-            with place, attempted(spec.identity, spec.tag, item.digest):
+            traced = item_span(spec.lease.job, spec.path, item.label, attempt)
+            with place, attempted(spec.identity, spec.tag, item.digest), traced:
                 if spec.timeout_s is None:
                     result = spec.function(item.value)
                 else:
