@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blake3 import blake3
 
 from kedge.manager import CheckpointManager
-from kedge.model import RunStatus, parse_step
+from kedge.model import Checkpoint, RunStatus, parse_step
 
 from .inbox import StoreLike, opened, parse_run_key
 from .owner import newest_status, status_of
@@ -31,19 +31,25 @@ def follow(store: StoreLike, key: str, name: str) -> Iterator[Any]:
     parse_run_key(key)
     parse_step(name)
     with opened(store) as manager:
-        after = 0
-        while True:
-            seen = manager.events(limit=1, newest=True)
-            has_ended = _has_ended(manager, key)  # before the look at the values: none comes after the end
-            page = manager.list(key, tags=stream_tags(name), after=after, limit=_PAGE)
-            for record in page:
-                after = record.seq
-                state: Any = manager.load(record.id)
-                yield state["result"]
-            if not page and has_ended:
-                return
-            if not page:
-                manager.events(seen[-1].id if seen else 0, limit=1, wait_s=WAIT_S)
+        for record in follow_records(manager, key, stream_tags(name)):
+            state: Any = manager.load(record.id)
+            yield state["result"]
+
+
+def follow_records(store: CheckpointManager, key: str, tags: Mapping[str, str] | None = None) -> Iterator[Checkpoint]:
+    """The records of a run, or those with these tags, from the first one on, as they come; until the run has ended."""
+    after = 0
+    while True:
+        seen = store.events(limit=1, newest=True)
+        has_ended = _has_ended(store, key)  # before the look at the records: none comes after the end
+        page = store.list(key, tags=tags, after=after, limit=_PAGE)
+        for record in page:
+            after = record.seq
+            yield record
+        if not page and has_ended:
+            return
+        if not page:
+            store.events(seen[-1].id if seen else 0, limit=1, wait_s=WAIT_S)
 
 
 def _has_ended(store: CheckpointManager, key: str) -> bool:

@@ -2,12 +2,15 @@
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
+import json
+import threading
 from pathlib import Path
 
 import pytest
 
 import kedge
 from tests.unit.cli.test_app import Run, answer, run, store  # noqa: F401 - fixtures
+from tests.waiting import wait_for
 
 
 def asks(store: Path) -> None:
@@ -128,3 +131,38 @@ def test_an_error_in_the_users_file_shows_no_frames_of_ours(run: Run, name: str,
     assert name in shown
     assert str(Path(kedge.__file__).parent) not in shown
     assert "importlib" not in shown
+
+
+def test_a_run_is_watched_until_it_ends(run: Run, store: Path) -> None:
+    """From its first record on, by whatever process it is carried out."""
+    may_end = threading.Event()
+
+    @kedge.pipeline
+    def work() -> None:
+        made = kedge.current_run()
+        made.step("read", lambda: 1)
+        made.map(abs, [1, 2], name="tiles", workers=1)
+        made.log("half done", level="warning", rows=7)
+        may_end.wait()
+        made.step("bad", lambda: 1 / 0)
+
+    with kedge.open(store) as opened:
+        handle = kedge.start(work, store=opened)
+        threading.Thread(
+            target=lambda: (wait_for(lambda: handle.status == "running", "it waits"), may_end.set())
+        ).start()
+        shown = run("runs", "watch", "work", code=1).stdout
+        with pytest.raises(ZeroDivisionError):
+            handle.result()
+    said = [line[line.index("  ") + 2 :] for line in shown.splitlines()]
+    assert said[:2] == ["running  run work", f"ran  read  {said[1].rpartition('  ')[2]}"]
+    assert "warning  half done rows=7" in said
+    assert sum(line.startswith("ran  tiles  ") for line in said) >= 1
+    assert said[-2:] == [
+        "failed  bad  ZeroDivisionError: division by zero", "failed  run work  ZeroDivisionError: division by zero",
+    ]  # fmt: skip
+    kinds = [json.loads(line)["kind"] for line in run("runs", "watch", "work", "--json", code=1).stdout.splitlines()]
+    assert (kinds[0], kinds[-1]) == ("run", "run")
+    with kedge.run("good", store=store) as made:
+        made.step("one", lambda: 1)
+    assert "completed  run good" in run("runs", "watch", "good").stdout

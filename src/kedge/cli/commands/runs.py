@@ -19,6 +19,7 @@ from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import age, count_of, safe, style
 
 from .runs_fork import chosen_runs, diff_command, fork_command
+from .runs_watch import watch_command
 
 if TYPE_CHECKING:
     from kedge.llm.bills import Bill
@@ -401,6 +402,7 @@ runs_command = command_group(
     [
         list_command,
         show_command,
+        watch_command,
         resume_command,
         explain_command,
         fork_command,
@@ -410,5 +412,5 @@ runs_command = command_group(
         delete_command,
         executions_command,
     ],
-    text="List, show, explain, resume, fork, compare, signal, cancel and delete runs of pipelines.",
+    text="List, show, watch, explain, resume, fork, compare, signal, cancel and delete runs of pipelines.",
 )
