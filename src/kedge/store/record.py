@@ -190,7 +190,7 @@ def read_records(blobs: Blobs, pack: str, unwrap: Wrap | None = None, *, is_plai
             data = memoryview(bytearray(size))
             blobs.read_into(pack, offset, data)
             record = _unpack_record(bytes(data), bound_to, unwrap, is_plain)
-        except (Corrupted, ValueError, TypeError):
+        except (Corrupted, ValueError, TypeError, AttributeError):
             continue  # bytes that look like a record and are none, or a damaged one
         if record is not None:
             yield record
@@ -228,6 +228,8 @@ def _unpack_record(data: bytes, bound_to: str, unwrap: Wrap | None, is_plain: bo
     if Encoding(encoding).is_zstd:
         payload = decompress(payload, MAX_RECORD_BYTES)
     content = ormsgpack.unpackb(payload)
+    if not isinstance(content, dict):
+        return None
     if needs := content.get("needs"):
         raise unsupported(f"a record in a pack (needs {', '.join(map(str, needs))})", written_by)
     try:

@@ -144,10 +144,15 @@ def read_json(path: Path) -> Any:
         raise storage_error("read", str(path), error) from error
     if len(data) > _MAX_JSON_BYTES:
         raise Validation(f"{path.name} has more than {_MAX_JSON_BYTES:,} bytes", hint="no engine writes that")
+    return parse_json(data, path.name)
+
+
+def parse_json(data: bytes, name: str) -> Any:
+    """What a JSON file says; None for an empty one."""
     try:
         return json.loads(data) if data.strip() else None
     except (ValueError, RecursionError) as error:
-        raise Corrupted(f"{path.name} is not JSON: {error}", hint="get the archive again") from error
+        raise Corrupted(f"{name} is not JSON: {error}", hint="get the archive again") from error
 
 
 def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,8 @@ class Wish:
 
 def wish_of(spec: Mapping[str, Any], owner: Owner | None = None, bundle: str = "") -> Wish | None:
     """None when the container did not opt in; Validation when it asks for what cannot be."""
-    entries = spec.get("process", {}).get("env", ())
+    env = _object(spec.get("process")).get("env")
+    entries = env if isinstance(env, list) else ()
     environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
     notes = notes_of(spec)
 
@@ -160,7 +161,7 @@ def _home_in_arch(environment: Mapping[str, str]) -> str:
 def notes_of(spec: Mapping[str, Any]) -> dict[str, str]:
     """The annotations of a container. What engines say of its pod is called as containerd calls it, and comes from the
     engine that it is: CRI-O passes on whatever the author of a pod has written, also in the name of containerd."""
-    notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
+    notes = {str(name): str(value) for name, value in _object(spec.get("annotations")).items()}
     if notes.get(_MANAGER) != "cri-o":
         return notes
     if any(name.startswith("io.kubernetes.cri.") for name in notes):  # of one of the two, somebody lies
@@ -188,7 +189,7 @@ def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
 def _wait_s(text: str) -> float | None:
     if not text:
         return None
-    if not text.isdecimal() or int(text) > _MOST_WAIT_S:
+    if not text.isdecimal() or len(text) > 9 or int(text) > _MOST_WAIT_S:
         raise _invalid(f"invalid wait: {text}", hint=f"use whole seconds, up to {_MOST_WAIT_S}")
     return float(text)
 
@@ -215,6 +216,10 @@ def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
     notes = notes_of(spec)
     names = [notes.get(name, "") for name in POD]
     return dict(zip(("namespace", "name", "container"), names, strict=True)) if all(names) else None
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _joined(parts: list[str], unescaped: str = "") -> str:
