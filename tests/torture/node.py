@@ -34,6 +34,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
 def build(folder: Path, archive: Path, debian: str = "13-slim") -> None:
     """Make the image in that folder, and pack it."""
     images = Images(folder)
-    images.start_from(f"docker.io/library/debian:{debian}", _SUITES[debian])
-    images.build(DEPLOY / "Containerfile", IMAGE, "--build-arg", f"DEBIAN={debian}")
+    base = f"docker.io/library/debian:{debian}"
+    images.start_from(base, _SUITES[debian])
+    images.build(DEPLOY / "Containerfile", IMAGE, "--build-arg", f"BASE={base}")
     images.podman("save", "--output", archive, IMAGE)

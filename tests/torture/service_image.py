@@ -24,10 +24,9 @@ print(urllib.request.urlopen(asked, timeout=20).read().decode())
 def torture(minutes: float, folder: Path) -> dict[str, float]:
     """`minutes` is not used: it takes as long as it takes."""
     images = Images(folder)
-    images.start_from(
-        "docker.io/library/python:3.13-slim", "trixie", "python3-venv", links=[("usr/bin/python", "python3")]
-    )
-    images.build(ROOT / "deploy" / "service" / "Containerfile", IMAGE, "--format=docker")
+    base = "docker.io/library/python:3.13-slim"
+    images.start_from(base, "trixie", "python3-venv", links=[("usr/bin/python", "python3")])
+    images.build(ROOT / "deploy" / "service" / "Containerfile", IMAGE, "--format=docker", "--build-arg", f"BASE={base}")
     images.podman("volume", "create", "kedge-data")
     token = images.run(IMAGE, "kedge", "token", "create", "admin", "--scope=admin", options=["--rm", *DATA]).split()[0]
     saved = json.dumps({"step": "first", "state": {"n": 1}})

@@ -30,6 +30,18 @@ def test_images_copy_what_exists_and_install_extras_that_exist() -> None:
         assert "hatch_build.py" in copied  # without it, nothing is built
 
 
+def test_images_are_built_from_what_was_checked() -> None:
+    """A base image that whoever builds names by its digest; tools and packages by the hashes of the lock."""
+    for path in (SERVICE / "Containerfile", ROOT / "deploy" / "kubernetes" / "Containerfile"):
+        text = path.read_text()
+        assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
+        assert re.findall(r"^ARG (.*)", text, re.MULTILINE) == ["BASE"]  # without a default: a tag may move
+        assert re.findall(r"/pip install (\S+)", text) == ["--require-hashes"]
+        assert re.findall(r"--(?:build-)?constraints (\S+)", text) == ["/requirements/dev.txt"] * 2
+    build = yaml.safe_load((SERVICE / "compose.yaml").read_text())["services"]["kedge"]["build"]
+    assert build["args"]["BASE"].startswith("${KEDGE_BASE:?")
+
+
 def test_the_compose_file_runs_commands_that_exist() -> None:
     compose = yaml.safe_load((SERVICE / "compose.yaml").read_text())
     services = compose["services"]
