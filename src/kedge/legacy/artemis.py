@@ -38,7 +38,7 @@ from .artemis_models import (
 from .importers import Options, Report, Verdict
 from .importers.artemis import drafts
 from .importers.common import SAVED_HERE, Draft, mapping
-from .importers.export import artemis_files
+from .importers.export import artemis_card
 from .importers.runs import run_key
 from .importers.writer import Writer
 
@@ -81,8 +81,8 @@ class FilesystemCheckpointRepository(CheckpointRepository):
         """The card with what any program has done on it since; None when there is none."""
         if not self.exists(card_id):
             return None
-        ((_, document),) = artemis_files(self.store, run_key(card_id, ""), lambda c: self.store.load(c.id))
-        return PipelineCheckpoint.from_dict(document)  # type: ignore[arg-type]
+        document = artemis_card(self.store, run_key(card_id, ""), lambda c: self.store.load(c.id))
+        return PipelineCheckpoint.from_dict(document)
 
     def exists(self, card_id: str) -> bool:
         return newest_status(self.store, run_key(card_id, "")) is not None

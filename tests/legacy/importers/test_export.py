@@ -133,6 +133,59 @@ def test_cards_there_and_back(store: Path, tmp_path: Path) -> None:
             assert going.step("review", lambda: None) == {"ok": True}
 
 
+LAYOUTS: dict[str, Any] = {
+    "card 7_state.json": artemis.state("card 7", ["plan"]),
+    "card 7_checkpoints.json": artemis.attempts("card 7", ("plan", "completed"), ("review", "failed")),
+    "checkpoint-1a2b3c4d.json": artemis.results("card 7", {"plan": "completed", "review": "failed"}),
+    "card 7_checkpoint.json": artemis.index(0, {"plan": {"of": "plan"}}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout_of_artemis_there_and_back(store: Path, tmp_path: Path, name: str) -> None:
+    """The file that artemis finds, as it was; then with what Kedge has done, and another import goes on from that."""
+    put(tmp_path / "old", name, LAYOUTS[name])
+    run("import", str(tmp_path / "old"))
+    with kedge.open(store) as opened:
+        (job,) = (job.name for job in opened.jobs() if not job.name.startswith("llm:"))
+    run("export", job, str(tmp_path / "same"), "--format", "artemis")
+    assert [path.name for path in (tmp_path / "same").iterdir()] == [name]
+    assert read(tmp_path / "same" / name) == LAYOUTS[name]
+    with kedge.open(store) as opened, pytest.raises(ZeroDivisionError), kedge.run(job, store=opened) as going:
+        going.step("review", lambda: {"ok": True})
+        going.step("build", lambda: 1 / 0)
+    run("export", job, str(tmp_path / "later"), "--format", "artemis")
+    assert [path.name for path in (tmp_path / "later").iterdir()] == [name]
+    ran: list[str] = []
+    with kedge.open("memory:") as other:
+        bring(str(tmp_path / "later"), other)
+        with kedge.run(job, store=other) as going:
+            assert going.step("plan", lambda: ran.append("plan")) == {"of": "plan"}
+            assert going.step("review", lambda: ran.append("review")) == {"ok": True}
+            going.step("build", lambda: ran.append("build"))
+    assert ran == ["build"]
+
+
+def test_a_run_of_two_layouts_is_exported_in_both(store: Path, tmp_path: Path) -> None:
+    names = ("card 7_state.json", "card 7_checkpoints.json")
+    for name in names:
+        put(tmp_path / "old", name, LAYOUTS[name])
+    run("import", str(tmp_path / "old"))
+    with kedge.open(store) as opened:
+        (job,) = (job.name for job in opened.jobs() if not job.name.startswith("llm:"))
+    run("export", job, str(tmp_path / "out"), "--format", "artemis")
+    assert {path.name: read(path) for path in (tmp_path / "out").iterdir()} == {name: LAYOUTS[name] for name in names}
+
+
+def test_what_the_state_machine_saw_comes_back(store: Path, tmp_path: Path) -> None:
+    put(tmp_path / "old", "card 7_state.json", artemis.machine("card 7"))
+    run("import", str(tmp_path / "old"))
+    with kedge.open(store) as opened:
+        (job,) = (job.name for job in opened.jobs())
+    run("export", job, str(tmp_path / "out"), "--format", "artemis")
+    assert read(tmp_path / "out" / "card 7_state.json") == artemis.machine("card 7")
+
+
 def test_any_run_as_a_card(store: Path, tmp_path: Path) -> None:
     with kedge.open(store) as opened, kedge.run("nightly", store=opened) as going:
         going.step("load", lambda: [1, 2])

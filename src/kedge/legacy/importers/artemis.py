@@ -36,7 +36,7 @@ from .common import (
 from .runs import OldRun, run_key
 
 FORM = "artemis"
-_MACHINE = ":state-machine"  # ends the name of a job beside that of the card: it holds no results
+MACHINE = ":state-machine"  # ends the name of a job beside that of the card: it holds no results
 _CALL = {"model", "tokens_input", "tokens_output", "cost", "stage", "card_id"}
 
 _STATUS = {
@@ -319,7 +319,7 @@ def _machine(document: Document, source: str, prefix: str) -> Draft:
     return Draft(
         FORM,
         source,
-        run_key(document["card_id"], prefix)[:108] + _MACHINE,
+        run_key(document["card_id"], prefix)[:108] + MACHINE,
         step_of(document["state"], "state"),
         document,
         key=digest_of_document(document),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kedge.errors import Validation
@@ -13,7 +13,8 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, RunStatus
 from kedge.pipeline.owner import newest_status
 
-from .common import Document, mapping, texts
+from .artemis import MACHINE
+from .common import SAVED_HERE, Document, mapping, texts
 from .folder import is_plain_name
 
 View = Callable[[Checkpoint], Any]  # the state of a checkpoint as plain JSON
@@ -105,7 +106,117 @@ def _execution(state: Document, old: Document) -> Document:
 
 
 def artemis_files(manager: CheckpointManager, job: str, view: View) -> Iterator[File]:
-    """`<card>.json` of a run: the card as it was imported, and what was done since."""
+    """The files of a run in each layout that it came from, with what was done since; else `<card>.json`.
+
+    Of a job of the state machine: `<card>_state.json`, as it was.
+    """
+    if job.endswith(MACHINE):
+        machine = manager.list(job, limit=1)[0]
+        card = mapping(machine.metadata.get("legacy")).get("job")
+        yield f"{_file_name(card, job.removesuffix(MACHINE))}_state.json", view(machine)
+        return
+    document = artemis_card(manager, job, view)
+    card_id, status = document["card_id"], document["status"]
+    card = _file_name(card_id, job)
+    records = manager.list(job, tags={"kind": "run"})
+    origins = {str(kind): r for r in records if (kind := mapping(r.metadata.get("legacy")).get("kind"))}
+    if "card" in origins or not origins.keys() & _LAYOUTS.keys():
+        yield f"{card}.json", document
+    for kind, (name, continued) in _LAYOUTS.items():
+        if kind in origins:
+            old = view(origins[kind])
+            stages = _stages_since(manager, job, origins[kind].seq, view)
+            own_id = _file_name(old.get("checkpoint_id"), job)
+            yield name.format(card=card, id=own_id), continued(old, stages, status if stages else None)
+
+
+def _stages_since(manager: CheckpointManager, job: str, since: int, view: View) -> list[Document]:
+    """The records of stages that no import brought, the latest attempt at each."""
+    stages: dict[str, Document] = {}
+    for checkpoint in manager.list(job, after=since):
+        path, old = checkpoint.metadata.get("path"), mapping(checkpoint.metadata.get("legacy"))
+        if not isinstance(path, list) or checkpoint.metadata.get("kind") not in ("step", "attempt"):
+            continue
+        if path and (not old or SAVED_HERE in old):
+            stages.pop(str(path[0]), None)
+            stages[str(path[0])] = _stage(checkpoint, str(path[0]), view(checkpoint))
+    return list(stages.values())
+
+
+def _continued_state(old: Document, stages: list[Document], status: str | None) -> Document:
+    """`<card>_state.json`: what artemis resumes from by its state store."""
+    done = [*texts(old.get("stages_completed")), *(s["stage_name"] for s in stages if s["status"] != "failed")]
+    results = {s["stage_name"]: s["result"] for s in stages if s["status"] != "failed"}
+    if status is None:
+        return old
+    return {
+        **old,
+        "status": {"active": "running", "resumed": "running"}.get(status, status),
+        "stages_completed": list(dict.fromkeys(done)),
+        "stage_results": {**mapping(old.get("stage_results")), **results},
+        "updated_at": stages[-1]["end_time"],
+        "completed_at": stages[-1]["end_time"] if status == "completed" else old.get("completed_at"),
+        "error": stages[-1]["error_message"],
+    }
+
+
+def _continued_attempts(old: Document, stages: list[Document], status: str | None) -> list[Document]:
+    """`<card>_checkpoints.json`: the array of attempts."""
+    return [
+        *old["stages"],
+        *(
+            {
+                "card_id": old["card_id"],
+                "stage_name": stage["stage_name"],
+                "status": "failed" if stage["status"] == "failed" else "completed",
+                "started_at": stage["start_time"],
+                "completed_at": stage["end_time"],
+                "result": stage["result"],
+                "error": stage["error_message"],
+            }
+            for stage in stages
+        ),
+    ]
+
+
+def _continued_results(old: Document, stages: list[Document], status: str | None) -> Document:
+    """`checkpoint-<8 hex>.json`."""
+    document = {**old, "stage_results": dict(mapping(old.get("stage_results")))}
+    for stage in stages:
+        name, word = stage["stage_name"], "failed" if stage["status"] == "failed" else "completed"
+        document["stage_results"][name] = {
+            "status": word, "artifacts": {}, "result": stage["result"], "error": stage["error_message"],
+        }  # fmt: skip
+        for other in ("completed", "failed"):
+            listed = [n for n in texts(document.get(f"{other}_stages")) if n != name]
+            document[f"{other}_stages"] = [*listed, name] if word == other else listed
+    if status is not None:
+        at = datetime.fromisoformat(stages[-1]["end_time"]).astimezone(UTC).replace(tzinfo=None)
+        document |= {"status": {"active": "in_progress"}.get(status, status), "updated_at": f"{at.isoformat()}Z"}
+    return document
+
+
+def _continued_index(old: Document, stages: list[Document], status: str | None) -> Document:
+    """`<card>_checkpoint.json`: results in order, and the place of the last one that is done."""
+    done = {s["stage_name"]: s["result"] for s in stages if s["status"] != "failed"}
+    if not done:
+        return old
+    known = dict(list(mapping(old["results"]).items())[: old["last_completed_stage"] + 1])
+    results = {**known, **done}
+    return {**old, "results": results, "last_completed_stage": len(results) - 1, "timestamp": stages[-1]["end_time"]}
+
+
+_Continued = Callable[[Document, list[Document], str | None], object]
+_LAYOUTS: dict[str, tuple[str, _Continued]] = {  # the kind of a document → its file, and how it goes on
+    "state": ("{card}_state.json", _continued_state),
+    "stages": ("{card}_checkpoints.json", _continued_attempts),
+    "results": ("{id}.json", _continued_results),
+    "index": ("{card}_checkpoint.json", _continued_index),
+}
+
+
+def artemis_card(manager: CheckpointManager, job: str, view: View) -> Document:
+    """A run as a card: the card as it was imported, if it was one, and what was done since."""
     newest = newest_status(manager, job)
     if newest is None:
         raise Validation(f"job {job} is not a run", hint="artemis kept pipelines: export it with --format jobs instead")
@@ -117,7 +228,7 @@ def artemis_files(manager: CheckpointManager, job: str, view: View) -> Iterator[
             _add_stage(document, str(path[0]), _stage(checkpoint, str(path[0]), view(checkpoint)))
     if history:
         _sum_up(document, newest)
-    yield f"{_file_name(document['card_id'], job)}.json", document
+    return document
 
 
 def _base(manager: CheckpointManager, job: str, view: View) -> tuple[Document, int]:
