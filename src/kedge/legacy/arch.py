@@ -13,9 +13,12 @@ import tempfile
 from pathlib import Path as _Path
 from typing import BinaryIO
 
+from kedge.blobs.direct import sync_directory
 from kedge.containers.archive.arch import FILES, is_finished, unpack
 from kedge.containers.archive.export import replace_file
-from kedge.errors import storage_errors
+from kedge.containers.snapshot import Snapshot
+from kedge.errors import Conflict, Validation, storage_errors
+from kedge.model import Checkpoint
 
 __all__ = [
     "CheckpointHandler", "cleanup_checkpoint", "restore_checkpoint", "restore_checkpoint_file",
@@ -102,6 +105,38 @@ def cleanup_checkpoint(checkpoint_path: Path) -> bool:
         return False
     shutil.rmtree(checkpoint_path)
     return True
+
+
+def export(checkpoint: Checkpoint, taken: Snapshot, path: Path, *, overwrite: bool = False) -> int:
+    """Write a stored checkpoint as a directory that ARCH restores from, whole or not at all; answers its size.
+
+    Its place there is `<checkpoint path>/<namespace>/<container ID>`.
+    """
+    target = _Path(path).absolute()
+    if os.path.lexists(target) and not overwrite:
+        raise Conflict(f"{target} exists", hint="choose another destination, or pass overwrite=True")
+    if taken.kind != "container" or taken.rootfs_kind not in ("none", "overlay"):
+        raise Validation(
+            f"{checkpoint.id} has no changes to the image of a container, which ARCH wants",
+            hint="export a container that ran on an overlay",
+        )
+    with storage_errors("write", target):
+        os.makedirs(target.parent, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as work:
+            new, files = _Path(work, "new"), _Path(work, "fs")
+            taken.images.write_to(new)
+            if taken.rootfs is None:
+                files.mkdir()
+            else:
+                taken.rootfs.write_to(files, exact=True)
+            save_checkpoint_file(files, new)
+            log = [f"kedge: {checkpoint.id}\n".encode(), b"Dumping finished successfully\n"]
+            replace_file(new / "dump.log", lambda out: out.writelines(log))
+            if os.path.lexists(target):
+                os.rename(target, _Path(work, "old"))
+            os.rename(new, target)
+        sync_directory(target.parent)
+    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
 
 
 save_checkpoint, restore_checkpoint = save_checkpoint_file, restore_checkpoint_file

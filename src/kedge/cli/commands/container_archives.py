@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kedge.containers.criu.images import Process
     from kedge.containers.inspection import Inspection
 
-_FORMATS = ("podman", "cri", "containerd", "oci")
+_FORMATS = ("podman", "cri", "containerd", "oci", "arch")
 _MAX_BYTES = 1 << 36
 _SHOWN = 20  # of changed files, and of what was left out
 _ARCHIVE = re.compile(r"/|\.(tar(\.\w+)?|tgz)$")
@@ -224,15 +224,19 @@ def export_command(
     """Write a checkpoint as an archive for another engine.
 
     podman restores only containers that came from podman, because the archive must hold podman's own configuration.
-    checkpointctl reads the archives of all containers.
+    checkpointctl reads the archives of all containers. For ARCH, PATH is a directory.
     """
     from kedge.containers import snapshot
     from kedge.containers.archive.export import export
+    from kedge.legacy import arch
 
     with session.of_memory().open() as manager:
         source = snapshot.find(manager, "container", checkpoint)
         stored, content = snapshot.load(manager, source.id)
-        written = export(stored, content, path, format=format_, compression=compress, overwrite=force)
+        if format_ == "arch":
+            written = arch.export(stored, content, path, overwrite=force)
+        else:
+            written = export(stored, content, path, format=format_, compression=compress, overwrite=force)
     session.answer(
         {"id": source.id, "path": os.path.abspath(path), "format": format_, "size_bytes": written},
         f"wrote {safe(path)}: {size(written)}, {format_}, from {source.id}",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kedge
+from kedge.containers import snapshot
 from kedge.containers.archive.importer import import_images
 from kedge.containers.snapshot import job_of
 from kedge.legacy import arch
@@ -41,6 +42,28 @@ def test_its_files_come_with_its_process(dump: Path, tmp_path: Path) -> None:
         state["rootfs"].write_to(tmp_path / "new", exact=True)
     assert (tmp_path / "new/etc/conf").read_text() == "x = 1"
     assert stat.S_ISCHR((tmp_path / "new/gone").stat().st_mode)
+
+
+def test_there_and_back(dump: Path, tmp_path: Path) -> None:
+    """What is exported is a directory that ARCH takes for a finished dump, with the files it had."""
+    (dump / "dump.log").unlink(missing_ok=True)
+    place = tmp_path / "arch/default/app"
+    with kedge.open("memory:") as store:
+        first = import_images(store, str(dump), key="app", spec={}).checkpoint
+        assert arch.export(*snapshot.load(store, first.id), place) > 0
+        with pytest.raises(kedge.Conflict):
+            arch.export(*snapshot.load(store, first.id), place)
+        (place / "stale").write_text("x")
+        arch.export(*snapshot.load(store, first.id), place, overwrite=True)
+    assert [path.name for path in place.parent.iterdir()] == ["app"]
+    images = {path.name: path.read_bytes() for path in dump.iterdir() if path.suffix == ".img"}
+    assert {path.name: path.read_bytes() for path in place.iterdir() if path.suffix == ".img"} == images
+    assert not (place / "stale").exists()
+    assert arch.validate_checkpoint(place)
+    (tmp_path / "upper").mkdir()
+    assert arch.restore_checkpoint_file(place, tmp_path / "upper")
+    assert (tmp_path / "upper/etc/conf").read_text() == "x = 1"
+    assert stat.S_ISCHR((tmp_path / "upper/gone").stat().st_mode)
 
 
 def test_a_cut_tar_is_no_checkpoint(dump: Path) -> None:
