@@ -440,6 +440,28 @@ def test_what_cannot_be_frozen_gets_the_signal(engine: Engine) -> None:
 
 
 @criu
+def test_processes_of_another_user(engine: Engine) -> None:
+    """Without CAP_SYS_RESOURCE root cannot read their limits: that is known before anything is frozen."""
+    bundle = engine.bundle("one", *KEPT)
+    (bundle / "lower/work").chmod(0o777)
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["process"]["user"] = {"uid": 1000, "gid": 1000}
+    (bundle / "config.json").write_text(json.dumps(spec))
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    if "CAP_SYS_RESOURCE is missing" not in engine.logged():
+        reached = engine.lab.count("one")
+        engine.call("delete", "one")
+        engine.start("one")
+        engine.lab.wait_beyond("one", reached)
+        return
+    attempts = list((engine.lab.state / "attempts").glob("*"))
+    assert not attempts, [list(one.iterdir()) for one in attempts]
+    engine.lab.wait_beyond("one", engine.lab.count("one"))  # its first process ignores the signal
+
+
+@criu
 @pytest.mark.mutant
 def test_the_test_of_two_creates_can_fail(engine: Engine) -> None:
     engine.bundle("one", *KEPT)

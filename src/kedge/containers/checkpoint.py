@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedge.errors import Conflict
 from kedge.files import File, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
@@ -27,7 +28,7 @@ from .criu.command import Dump, dump
 from .criu.pages import validate_images
 from .network import Network
 from .phases import Phases, Report
-from .pids import is_alive, pids_below
+from .pids import hides_limits, is_alive, pids_below
 from .runtime.opt_in import pod_of
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def make_checkpoint(
     if not request.leave_running:
         snapshot.refuse_memory(manager)
     snapshot.keep_private(manager.url)
+    _refuse_hidden(source.pid)
     job = snapshot.job_of(source.kind, request.key)
     deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
     with ExitStack() as stack:
@@ -138,6 +140,17 @@ def make_checkpoint(
         assert isinstance(outcome, Checkpoint)  # nothing above returns without one
         paused_ms = _paused_ms(attempt, phases) or 0.0
         return Checkpointed(outcome, phases.milliseconds(), paused_ms)
+
+
+def _refuse_hidden(pid: int) -> None:
+    """CRIU would find out when everything is frozen."""
+    for process in pids_below(pid):
+        if hides_limits(process):
+            raise Conflict(
+                f"process {process} is another user's, and root may not read its limits: CAP_SYS_RESOURCE is missing",
+                hint="run Kedge, or the engine that calls it, with all capabilities of root; "
+                "where that cannot be, let the process run as root",
+            )
 
 
 def _gpu_moved(gpu: GpuMemory | None, pid: int, phases: Phases) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 
 def read_text(path: str) -> str:
@@ -33,6 +34,17 @@ def list_names(path: str) -> list[str]:
 def stat_of(pid: int | str) -> list[str]:
     """The fields of /proc/PID/stat behind the name: state, parent, …; none where there is no such process."""
     return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def hides_limits(pid: int) -> bool:
+    """Whether its limits cannot be read, which a dump must: it is another user's, and CAP_SYS_RESOURCE is missing."""
+    try:
+        resource.prlimit(pid, resource.RLIMIT_CPU)
+    except PermissionError:
+        return True
+    except OSError:  # it is gone
+        pass
+    return False
 
 
 def is_alive(pid: int) -> bool:

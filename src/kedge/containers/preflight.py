@@ -15,7 +15,7 @@ from .findings import Finding
 from .gpu.cuda import uses_cuda
 from .gpu.findings import findings as gpu_findings
 from .hosts import version_of
-from .pids import list_names, pids_below, read_link, read_text
+from .pids import hides_limits, list_names, pids_below, read_link, read_text
 from .rootfs import find_rootfs
 from .runtime.settings import chosen
 from .volumes import Volume, problem_of, volumes_of
@@ -63,6 +63,9 @@ def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
     traced = re.search(r"^TracerPid:\s*([1-9]\d*)", read_text(f"/proc/{pid}/status"), re.MULTILINE)
     if traced:
         yield Finding(who, "bad", f"traced by process {traced[1]}", "end the debugger or strace")
+    if hides_limits(pid):
+        what = "of another user, and root may not read its limits here: CAP_SYS_RESOURCE is missing"
+        yield Finding(who, "bad", what, "run Kedge, or the engine that calls it, with all capabilities of root")
     sockets = {}
     for number in list_names(f"/proc/{pid}/fd"):
         target = read_link(f"/proc/{pid}/fd/{number}")
