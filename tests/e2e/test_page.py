@@ -267,6 +267,7 @@ def test_narrow_screens_light_and_dark(page: Page, known: dict[str, str]) -> Non
         "/runs/nightly-tiles",
         "/runs/import-orders",
         "/runs/import-orders/step?path=convert",
+        "/runs/nightly-tiles/fork?step=merge",
         "/runs/nightly-tiles/item?map=tiles/render&item=5",
         "/tokens",
         "/webhooks",

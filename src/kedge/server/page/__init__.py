@@ -8,8 +8,9 @@
     conversation.py  the messages of a thread; generations.py: the checkpoints of a container, and what changed
     comparison.py    two of them, or one and a live job
     retention.py     policies, and what they would delete
-    runs.py          runs, their steps and log, LLM calls; approvals.py: what waits for a person
-    timeline.py      a run over time; items.py: the items of its maps; resuming.py: starting it again
+    runs.py          runs, their steps and log; approvals.py: what waits for a person
+    timeline.py      a run over time; items.py: the items of its maps; resuming.py, forks.py: starting it again
+    models.py        what LLM calls cost; spending.py: counted, over time
     queues.py        what waits for workers, and schedules
     storage.py       what grew, what gc would free, the log of changes
     session.py       signing in; tokens.py: who may; webhooks.py: who is told of runs
@@ -33,8 +34,10 @@ from kedge.server.problems import answer_to
 from . import (
     checkpoints,
     comparison,
+    forks,
     items,
     jobs,
+    models,
     numbers,
     queues,
     retention,
@@ -43,6 +46,7 @@ from . import (
     session,
     storage,
     tokens,
+    views,
     webhooks,
 )
 from .memory import PageMemory
@@ -63,12 +67,15 @@ def add_page(app: FastAPI) -> None:
     for each in (
         jobs,
         search,
+        views,
         numbers,
         checkpoints,
         comparison,
         retention,
         items,
+        forks,
         runs,
+        models,
         queues,
         storage,
         session,

@@ -5,13 +5,15 @@ Instead of the second one, the newest of a job can be taken: then the page follo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from kedge.codec import BufferSummary
 from kedge.diff import Change, ChangeKind, TextDelta
 from kedge.diff.values import weigh
 from kedge.errors import NotFound, Validation
@@ -20,6 +22,8 @@ from kedge.model import Checkpoint
 from kedge.terminal.text import size
 from kedge.terminal.tree import describe
 
+from . import states
+from .memory import memory_of
 from .templates import PageRoute, Reader, answer
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -36,8 +40,12 @@ async def compare(
     id: Annotated[Sequence[str], Query(min_length=1, max_length=100)],
     live: Annotated[str, Query(max_length=128)] = "",
     keep: str = "",
+    only: Annotated[str, Query(max_length=400)] = "",
 ) -> Response:
-    """Two checkpoints, the older first unless `keep` is given; or one and the newest of a job (`live`)."""
+    """Two checkpoints, the older first unless `keep` is given; or one and the newest of a job (`live`).
+
+    `only` is a part of the paths that are wanted.
+    """
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         chosen = [store.get(each) for each in id[:2]]
@@ -52,12 +60,52 @@ async def compare(
             "old": old,
             "new": new,
             "diff": diff,
-            "changes": shown_changes(diff.changes),
+            "changes": shown_changes(_wanted(diff.changes, only)),
+            "facts": [
+                *changed_facts("metadata", old.metadata, new.metadata),
+                *changed_facts("tag", old.tags, new.tags),
+            ],
+            "only": only,
+            "ids": id,
+            "keep": keep,
             "live": followed,
             "jobs": [job.name for job in store.jobs(limit=_SUGGESTED)],
         }
 
     return await answer(request, access, "compare.html", facts)
+
+
+def _wanted(changes: Iterable[Change], only: str) -> list[Change]:
+    return [change for change in changes if only.lower() in change.path.lower()]
+
+
+def changed_facts(kind: str, old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, str, str, str]]:
+    """What differs in the metadata or tags of two checkpoints: (kind, name, before, now)."""
+    names = [name for name in {**old, **new} if name not in old or name not in new or old[name] != new[name]]
+    return [(kind, name, *(_fact(each, name) for each in (old, new))) for name in names]  # type: ignore[misc]
+
+
+def _fact(facts: Mapping[str, object], name: str) -> str:
+    if name not in facts:
+        return ""
+    value = facts[name]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return _brief_text(text) or "(empty)"
+
+
+@router.get("/compare/difference.png")
+async def difference(
+    request: Request,
+    access: Reader,
+    old: Annotated[str, Query(max_length=200)],
+    new: Annotated[str, Query(max_length=200)],
+    path: Annotated[str, Query(max_length=4096)],
+) -> Response:
+    def draw(store: CheckpointManager) -> bytes:
+        outlines = memory_of(request).outlines
+        return states.difference_at(outlines.open(store, old), outlines.open(store, new), path)
+
+    return Response(await access.ask(draw), media_type="image/png")
 
 
 def _newest(store: CheckpointManager, job: str) -> Checkpoint:
@@ -83,6 +131,9 @@ class ShownChange:
     note: str
     sizes: str
     lines: Sequence[tuple[Cell, Cell]]
+    has_old_picture: bool = False
+    has_new_picture: bool = False
+    has_difference: bool = False
 
 
 def shown_changes(changes: Iterable[Change]) -> list[ShownChange]:
@@ -102,11 +153,25 @@ def _shown(change: Change) -> ShownChange:
         "" if is_text else str(change.detail),
         " → ".join(dict.fromkeys(map(size, weights))) if any(weights) else "",
         side_by_side(change.detail) if isinstance(change.detail, TextDelta) else (),
+        _is_picture(change.old),
+        _is_picture(change.new),
+        _is_picture(change.old) and _is_picture(change.new) and _shape(change.old) == _shape(change.new),
     )
 
 
+def _is_picture(value: object) -> bool:
+    return isinstance(value, BufferSummary) and value.kind in ("ndarray", "tensor") and states.is_image(value)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    return value.shape if isinstance(value, BufferSummary) else ()
+
+
 def _brief(value: object) -> str:
-    text = describe(value)[0]
+    return _brief_text(describe(value)[0])
+
+
+def _brief_text(text: str) -> str:
     return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
 
 

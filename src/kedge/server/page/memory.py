@@ -11,6 +11,7 @@ from kedge.server.auth import Access
 
 from .approvals import asked
 from .growth import Growth
+from .spending import Spending
 from .states import Outlines
 
 _COUNTED_S = 5.0
@@ -22,12 +23,17 @@ class PageMemory:
     def __init__(self) -> None:
         self.outlines = Outlines()
         self._growth: dict[str, Growth] = {}  # by namespace
+        self._spending: dict[str, Spending] = {}
         self._pending: dict[str, tuple[float, int]] = {}  # by namespace: when it was counted, and how many
         self._lock = Lock()
 
     def growth(self, namespace: str) -> Growth:
         with self._lock:
             return self._growth.setdefault(namespace, Growth())
+
+    def spending(self, namespace: str) -> Spending:
+        with self._lock:
+            return self._spending.setdefault(namespace, Spending())
 
     def pending_count(self, access: Access) -> int:
         """How many approvals wait, for the menu: looked up every few seconds only, because every page shows it."""

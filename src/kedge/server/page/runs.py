@@ -11,8 +11,6 @@ from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
 from kedge.errors import Conflict, Corrupted, NotFound
-from kedge.llm.bills import Bill, totals
-from kedge.llm.pricing import dollars
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus
 from kedge.pipeline.approval import decide
@@ -296,18 +294,6 @@ def _execution_step(step: Mapping[str, Any]) -> dict[str, Any]:
         "error": step["error_details"] or "",
         "data": [(label, as_json(step[name])) for label, name in labels if step[name] is not None],
     }
-
-
-@router.get("/models")
-async def models(request: Request, access: Reader) -> Response:
-    """What LLM calls cost: spent and saved, never mixed."""
-
-    def facts(store: CheckpointManager) -> dict[str, Any]:
-        by_model = {model: bill for (model,), bill in totals(store, by=("model",)).items()}
-        by_run = {run: bill for (run,), bill in totals(store, by=("run",)).items()}
-        return {"by_model": by_model, "by_run": by_run, "total": sum(by_model.values(), Bill()), "dollars": dollars}
-
-    return await answer(request, access, "models.html", facts)
 
 
 @router.get("/approvals")

@@ -24,6 +24,7 @@ from kedge.model import Checkpoint, Job
 
 from .kinds import STATUSES, About, Kind, about, named_kind
 from .templates import PageRoute, Reader, answer
+from .views import views_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -93,7 +94,13 @@ async def search(
         hits = find(store, wanted, sort, after) if any((q, kind, status, tag, since)) else None
         given = {name: value for name, value in chosen.items() if value}
         more = f"/search?{urlencode({**given, 'after': hits.after})}" if hits and hits.after else None
-        options = {"kinds": Kind, "statuses": STATUSES, "spans": SPANS, "sorts": SORTS}
+        options: dict[str, Any] = {
+            "views": views_of(access) if hits is None else [],
+            "kinds": Kind,
+            "statuses": STATUSES,
+            "spans": SPANS,
+            "sorts": SORTS,
+        }
         return {**chosen, **options, "hits": hits, "more": more}
 
     return await answer(request, access, "search.html", facts)

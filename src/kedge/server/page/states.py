@@ -173,7 +173,7 @@ def array_at(state: StoredState, path: str) -> ArrayFacts:
         facts.append(("looked at", f"the first {values.size:,} of {prod(summary.shape):,} elements"))
     if values.dtype.kind == "b":
         facts.append(("true", f"{int(values.sum()):,} of {values.size:,}"))
-        return ArrayFacts(path, tuple(facts), Markup(""), _is_image(summary))
+        return ArrayFacts(path, tuple(facts), Markup(""), is_image(summary))
     if values.dtype.kind == "c":
         values = numpy.abs(values)
         facts.append(("of", "the absolute values"))
@@ -187,7 +187,7 @@ def array_at(state: StoredState, path: str) -> ArrayFacts:
     facts += [("min", _number(low)), ("max", _number(high)), ("mean", _number(mean))]
     counts = numpy.histogram(finite.astype("float64"), bins=_BINS)[0] if low != high else [finite.size]
     chart = histogram([int(count) for count in counts], _number(low), _number(high))
-    return ArrayFacts(path, tuple(facts), chart, _is_image(summary))
+    return ArrayFacts(path, tuple(facts), chart, is_image(summary))
 
 
 def _number(value: Any) -> str:
@@ -221,7 +221,8 @@ def _values(state: StoredState, summary: BufferSummary) -> numpy.ndarray[Any, An
 # --- thumbnails ---
 
 
-def _is_image(summary: BufferSummary) -> bool:
+def is_image(summary: BufferSummary) -> bool:
+    """Whether an array is shown as a picture."""
     shape = summary.shape
     is_flat = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
     return is_flat and summary.order == "C" and min(shape[:2]) >= 8 and summary.size_bytes <= SAMPLE_BYTES
@@ -229,21 +230,41 @@ def _is_image(summary: BufferSummary) -> bool:
 
 def thumbnail_at(state: StoredState, path: str) -> bytes:
     """A PNG of a two-dimensional array: grey by its range, or as it is where it has colours."""
-    summary = _array_summary(state, path)
-    values = _values(state, summary) if _is_image(summary) else None
-    if values is None:
-        raise Validation(f"the array at {path} is no picture", hint="its shape is not that of one")
+    return _png(_scaled(_picture_at(state, path)))
+
+
+def difference_at(old: StoredState, new: StoredState, path: str) -> bytes:
+    """A PNG of how far two pictures of the same shape are apart: black where they agree."""
     import numpy
 
+    first, second = _picture_at(old, path), _picture_at(new, path)
+    if first.shape != second.shape:
+        raise Validation(f"the pictures at {path} differ in shape", hint="only pictures of one shape are compared")
+    apart = numpy.abs(second.astype("float64") - first.astype("float64"))
+    if apart.ndim == 3:
+        apart = apart[:, :, :3].max(axis=2)  # whatever an alpha channel says
+    return _png(_scaled(apart, low=0.0))
+
+
+def _picture_at(state: StoredState, path: str) -> numpy.ndarray[Any, Any]:
+    summary = _array_summary(state, path)
+    values = _values(state, summary) if is_image(summary) else None
+    if values is None:
+        raise Validation(f"the array at {path} is no picture", hint="its shape is not that of one")
     step = max(1, -(-max(summary.shape[:2]) // _THUMBNAIL))
-    picture = values.reshape(summary.shape)[::step, ::step]
+    return values.reshape(summary.shape)[::step, ::step]
+
+
+def _scaled(picture: numpy.ndarray[Any, Any], low: float | None = None) -> numpy.ndarray[Any, Any]:
+    import numpy
+
     if picture.dtype != numpy.uint8:
         wide = numpy.nan_to_num(picture.astype("float64"), posinf=0.0, neginf=0.0)
-        low, high = wide.min(), wide.max()
-        picture = ((wide - low) * (255 / ((high - low) or 1))).astype(numpy.uint8)
+        least, high = wide.min() if low is None else low, wide.max()
+        picture = ((wide - least) * (255 / ((high - least) or 1))).astype(numpy.uint8)
     if picture.ndim == 3 and picture.shape[2] == 1:
         picture = picture[:, :, 0]
-    return _png(numpy.ascontiguousarray(picture))
+    return numpy.ascontiguousarray(picture)
 
 
 def _png(picture: numpy.ndarray[Any, Any]) -> bytes:

@@ -1,0 +1,129 @@
+"""Saved views, spending over time, and comparisons of metadata and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+import kedge
+from kedge.pipeline.history import CALLS
+from kedge.server import create_app
+from kedge.server.page import spending
+from kedge.server.page.comparison import changed_facts
+from kedge.server.page.spending import Spending
+from tests.server.conftest import client_of
+
+SAME = {"Sec-Fetch-Site": "same-origin"}
+
+
+def test_a_view_is_saved_listed_and_deleted(client: TestClient) -> None:
+    address = "/search?q=loss&kind=job"
+    form = {"name": "Losses", "address": address}
+    assert client.post("/views", data=form, headers=SAME, follow_redirects=False).headers["location"] == address
+    assert client.post("/views", data=form, headers=SAME).status_code == 409
+    shown = client.get("/search").text
+    assert "Losses" in shown
+    assert "q=loss&amp;kind=job" in shown
+    view = shown.partition('name="id" value="')[2].partition('"')[0]
+    client.post("/views/delete", data={"id": view}, headers=SAME)
+    assert "Losses" not in client.get("/search").text
+    assert client.post("/views/delete", data={"id": view}, headers=SAME).status_code == 404
+
+
+@pytest.mark.parametrize("address", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "", "/a\r\nb"])
+def test_a_view_leads_nowhere_else(client: TestClient, address: str) -> None:
+    assert client.post("/views", data={"name": "x", "address": address}, headers=SAME).status_code == 422
+    assert "Saved views" not in client.get("/search").text
+
+
+def test_readers_save_no_view_and_namespaces_have_their_own(
+    store: kedge.CheckpointManager, make_token: Callable[..., str]
+) -> None:
+    form = {"name": "mine", "address": "/runs"}
+    reader, one, other = (
+        {"Authorization": f"Bearer {make_token(name, scope, namespace)}"}
+        for name, scope, namespace in (("r", "read", "default"), ("a", "write", "default"), ("b", "write", "other"))
+    )
+    with client_of(create_app(store)) as client:
+        assert client.post("/views", data=form, headers=reader).status_code == 403
+        assert client.post("/views", data=form, headers=one, follow_redirects=False).status_code == 303
+        assert "mine" in client.get("/search", headers=reader).text
+        assert "mine" not in client.get("/search", headers=other).text
+
+
+def test_spending_reads_each_record_once(store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spending, "_PAGE", 2)
+    monkeypatch.setattr(spending, "_READ_AT_ONCE", 4)
+    known = Spending()
+    assert known.look(store)["total"].paid == 0
+    for n in range(5):
+        store.save(CALLS, "call", None, metadata={"model": f"m{n % 2}", "run": "r", "paid": 1, "spent": "0.5"})
+    looks = [known.look(store) for _ in range(3)]
+    assert [(look["total"].paid, look["is_partial"]) for look in looks] == [(4, True), (5, False), (5, False)]
+    assert looks[-1]["total"].spent == Decimal("2.5")
+    assert list(looks[-1]["by_model"]) == ["m0", "m1"]  # the dearest first
+    assert "rect" in looks[-1]["chart"]
+    assert looks[-1]["highest"] == "$2.50"
+    first = store.list(CALLS)[0]
+    store.delete(CALLS, first.id)
+    assert [known.look(store)["total"].paid for _ in range(2)][-1] == 4
+
+
+def test_metadata_and_tags_are_compared() -> None:
+    old: dict[str, Any] = {"loss": 0.5, "same": 1, "gone": "x", "nested": {"a": 1}}
+    new: dict[str, Any] = {"loss": 0.25, "same": 1, "new": None, "nested": {"a": 2}}
+    assert changed_facts("metadata", old, new) == [
+        ("metadata", "loss", "0.5", "0.25"),
+        ("metadata", "gone", "x", ""),
+        ("metadata", "nested", json.dumps({"a": 1}), json.dumps({"a": 2})),
+        ("metadata", "new", "", "null"),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3), (16, 16, 4), (16, 16, 1)])
+def test_pictures_have_a_difference(
+    client: TestClient, store: kedge.CheckpointManager, dtype: str, shape: tuple[int, ...]
+) -> None:
+    first = np.zeros(shape, dtype)
+    second = first.copy()
+    second[3, 5] = 9
+    old, new = (store.save("pictures", "s", {"p": each, "n": 1}) for each in (first, second))
+    page = client.get(f"/compare?id={old}&id={new}").text
+    assert page.count("/compare/difference.png") == 1
+    assert page.count("thumbnail.png") == 2
+    drawn = client.get(f"/compare/difference.png?old={old}&new={new}&path=p")
+    assert (drawn.status_code, drawn.headers["content-type"]) == (200, "image/png")
+    grey = np.frombuffer(unpacked(drawn.content), "uint8").reshape(16, 17)[:, 1:]  # a byte for the filter of each row
+    assert {(int(y), int(x)) for y, x in np.argwhere(grey)} == {(3, 5)}
+    wrong = client.get(f"/compare/difference.png?old={old}&new={new}&path=n")
+    assert wrong.status_code in (404, 422)
+
+
+def unpacked(png: bytes) -> bytes:
+    import struct
+    import zlib
+
+    at, data = 8, b""
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        data += png[at + 8 : at + 8 + length] if png[at + 4 : at + 8] == b"IDAT" else b""
+        at += 12 + length
+    return zlib.decompress(data)
+
+
+def test_changes_are_filtered_by_their_path(client: TestClient, store: kedge.CheckpointManager) -> None:
+    old = store.save("j", "s", {"model": {"lr": 1}, "loss": 1}, metadata={"epoch": 1})
+    new = store.save("j", "s", {"model": {"lr": 2}, "loss": 2}, metadata={"epoch": 2})
+    shown = client.get(f"/compare?id={old}&id={new}&only=MODEL").text
+    assert "model/lr" in shown
+    assert ">loss<" not in shown
+    assert "1 shown" in shown
+    assert "Metadata and tags" in shown
+    assert "No change there" in client.get(f"/compare?id={old}&id={new}&only=zebra").text
