@@ -7,7 +7,6 @@ import getpass
 import os
 import re
 import socket
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -59,7 +58,7 @@ class _Session:
     counters: Counter[str] = field(default_factory=Counter)
     watchers: list[Callable[[str, Checkpoint], None]] = field(default_factory=list)
     closers: list[Callable[[], None]] = field(default_factory=list)
-    closed: threading.Event = field(default_factory=threading.Event)
+    is_closed: bool = False
 
 
 class CheckpointManager(ReadingManager, CaringManager):
@@ -188,7 +187,6 @@ class CheckpointManager(ReadingManager, CaringManager):
 
     def commit(self, request: Request, encoded: codec.Encoded | PartedTree | Received) -> Checkpoint:
         """Save a parsed request and its encoded state; the request may contain an ID and a time."""
-        self._check_open()
         checkpoint, failure = self._session.turns.run(self._save_in_turn, request, encoded)
         self._note(checkpoint, failure)
         return checkpoint
@@ -196,13 +194,14 @@ class CheckpointManager(ReadingManager, CaringManager):
     def _save_in_turn(
         self, request: Request, encoded: codec.Encoded | PartedTree | Received
     ) -> tuple[Checkpoint, CheckpointError | None]:
+        self._check_open()
         self._session.background.drain()  # an interrupted save_async may have got there meanwhile
-        checkpoint = self.store.save(request, encoded, actor=self.actor)
+        checkpoint = self._opened[0].save(request, encoded, actor=self.actor)
         return checkpoint, self._retain(checkpoint)
 
     def _retain(self, checkpoint: Checkpoint) -> CheckpointError | None:
         try:
-            self._care.after_save(checkpoint, actor=self.actor)
+            self._opened[1].after_save(checkpoint, actor=self.actor)
         except CheckpointError as error:  # the save is done; the next one tries again
             return error
         return None
@@ -337,7 +336,7 @@ class CheckpointManager(ReadingManager, CaringManager):
 
         A store that cannot be let go of (`memory:dir`, whose disk is full) stays open, and may be closed again.
         """
-        if self._session.closed.is_set():
+        if self._session.is_closed:
             return
         try:
             while self._session.closers:
@@ -351,11 +350,11 @@ class CheckpointManager(ReadingManager, CaringManager):
             self._session.background.close()
             self._care.close()
         finally:
-            self._session.closed.set()
+            self._session.is_closed = True
             try:
                 self._opened[0].close()
             except BaseException:
-                self._session.closed.clear()
+                self._session.is_closed = False
                 raise
 
     def __enter__(self) -> Self:
@@ -387,7 +386,7 @@ class CheckpointManager(ReadingManager, CaringManager):
             opened.after_fork()
 
     def _check_open(self) -> None:
-        if self._session.closed.is_set():
+        if self._session.is_closed:
             raise Conflict(f"{self!r} is closed", hint="open it again with kedge.open()")
 
 

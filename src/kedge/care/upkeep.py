@@ -68,7 +68,8 @@ class Upkeep:
             if job.policy is not None and job.walk is None and (job.is_new_policy or _is_due(saved.seq, job)):
                 job.walk = carry_out(index, job.policy, saved.job, actor=actor, page_rows=PAGE_ROWS)
                 job.is_new_policy = False
-            _step(job)
+            if job.walk is not None:
+                _step(job)
         finally:
             self._lock.release()
 

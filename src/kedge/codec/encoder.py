@@ -284,7 +284,7 @@ def pack_state(state: object, out_of_band_bytes: int, *, is_by_name: bool = Fals
     """The tree and the buffers of `state`; raises only errors.*."""
     try:
         try:
-            if is_native((state,), _SCALARS, PART_DEPTH):
+            if is_native((state,), _SCALARS, PART_DEPTH, out_of_band_bytes):
                 return ormsgpack.packb(state, option=_EXACT), []
         except TypeError:  # a key that is no str, or an int or str beyond msgpack
             pass

@@ -320,8 +320,10 @@ _TAG_HOMES: dict[int, tuple[str, str]] = {
 }
 
 
-def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int) -> bool:
+def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int, bytes_below: int = 0) -> bool:
     """Whether there are only `scalars`, lists and dictionaries of them below, within `depth` levels.
+
+    Byte strings count too, if they are shorter than `bytes_below`.
 
     The short way for plain states: one look at each value, the rest is ormsgpack's.
     """
@@ -330,12 +332,15 @@ def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int) -> bo
         if kind in scalars:
             continue
         if kind is dict:
-            if depth and is_native(value.values(), scalars, depth - 1):
+            if depth and is_native(value.values(), scalars, depth - 1, bytes_below):
+                continue
+        elif kind is bytes:
+            if len(value) < bytes_below:
                 continue
         elif kind is list and depth:
             if len(value) >= _MANY and scalars.issuperset(map(type, value)):
                 continue
-            if is_native(value, scalars, depth - 1):
+            if is_native(value, scalars, depth - 1, bytes_below):
                 continue
         return False
     return True

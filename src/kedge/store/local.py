@@ -19,6 +19,7 @@ from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
 from kedge.chunks import INLINE_BYTES, WORKERS
 from kedge.errors import Corrupted
+from kedge.index.group_commit import GroupCommit
 from kedge.model import Checkpoint, CheckpointLevel, EventChain, Job, Lease
 from kedge.ports import ALL, Blobs, CheckpointIds, Checkpoints, Events, Index, Jobs, Selection, Update, digest_of
 
@@ -65,6 +66,7 @@ class LocalStore(Saving):
         self._reads_in_place = "latest" in getattr(index, "in_place", ())
         self._lock = threading.Lock()
         self.turns = Turns()
+        self._group = GroupCommit(self.save_batch)
         self._workers = _new_workers()
         self.reader = ChunkReader(blobs, index.locate, self.pool, vault)
         self.backlog = Backlog(self.index, self.blobs, self.describe, lambda: self.key) if has_backlog else None
@@ -84,6 +86,7 @@ class LocalStore(Saving):
         if self.backlog is not None:
             self.backlog.after_fork()
         self.turns = Turns()
+        self._group = GroupCommit(self.save_batch)
         self._workers = _new_workers()
 
     def close(self) -> None:

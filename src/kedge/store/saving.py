@@ -22,6 +22,7 @@ from kedge.chunks import (
     cut_by_content,
 )
 from kedge.errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
+from kedge.index.group_commit import GroupCommit, Waiting
 from kedge.model import (
     Checkpoint,
     CheckpointId,
@@ -68,6 +69,21 @@ _RECENT_ENTRIES = 65536
 _CARRIED_CHUNKS = 64
 
 
+class _SmallSave:
+    """A save whose state lives in its index row. Called, it is done alone."""
+
+    __slots__ = ("_store", "actor", "encoded", "request")
+
+    def __init__(self, store: Saving, request: Request, encoded: codec.Encoded, actor: str) -> None:
+        self._store = store
+        self.request = request
+        self.encoded = encoded
+        self.actor = actor
+
+    def __call__(self) -> Checkpoint:
+        return self._store.save_alone(self.request, self.encoded, self.actor)
+
+
 class Saving(Loading):
     """The part of `LocalStore` that writes."""
 
@@ -78,6 +94,7 @@ class Saving(Loading):
     backlog: Backlog | None
     inline_bytes: int
     turns: Turns
+    _group: GroupCommit
     pool: Callable[[], Workers]
     _known: KnownChunks
     _recent: OrderedDict[str, _Streams]
@@ -85,7 +102,27 @@ class Saving(Loading):
 
     def save(self, request: Request, encoded: codec.Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
-        return self.turns.run(self._save, request, encoded, *self._identity(request), actor)
+        if isinstance(encoded, codec.Encoded) and _is_small(encoded):
+            return self.turns.run(self._group.run, _SmallSave(self, request, encoded, actor))
+        return self.turns.run(self.save_alone, request, encoded, actor)
+
+    def save_alone(self, request: Request, encoded: codec.Encoded | PartedTree | Received, actor: str) -> Checkpoint:
+        return self._save(request, encoded, *self._identity(request), actor)
+
+    def save_batch(self, batch: Sequence[Waiting[Checkpoint]]) -> None:
+        """Small saves that wait at the same time: described by one thread, and durable with one commit."""
+        if len(batch) == 1:
+            (alone,) = batch
+            assert isinstance(alone.operation, _SmallSave)
+            alone.result = alone.operation()
+            return
+        saves = [save for each in batch if isinstance(save := each.operation, _SmallSave)]
+        outcomes = self._save_many([(save.request, save.encoded, save.actor) for save in saves])
+        for each, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                each.error = outcome
+            else:
+                each.result = outcome
 
     def note(self) -> None:
         """A save is in the index alone."""
@@ -125,7 +162,7 @@ class Saving(Loading):
                 assert record is not None
                 return self._save(request, encoded, record.id, record.created_us, actor, has_failed=True)
             if outcome is None or isinstance(outcome, ChunksGone | IdTaken | KeysChanged):
-                return self.save(request, encoded, actor=actor)
+                return self.save_alone(request, encoded, actor)
         except CheckpointError as error:
             return error
         return outcome
@@ -199,16 +236,15 @@ class Saving(Loading):
         distrusted: frozenset[bytes],
         actor: str,
     ) -> Checkpoint:
+        if isinstance(encoded, codec.Encoded) and _is_small(encoded):
+            record = _small_record(request, encoded, checkpoint_id, created_us)
+            return self.index.commit((record,), actor=actor)[0]
         if isinstance(encoded, Received):
             return encoded.commit(request, checkpoint_id, created_us, distrusted, actor)
         if isinstance(encoded, PartedTree):
             return self._save_parts(request, encoded, checkpoint_id, created_us, distrusted, actor)
-        tree = encoded.tree
-        if _is_small(encoded):
-            record = _small_record(request, encoded, checkpoint_id, created_us)
-            return self.index.commit((record,), actor=actor)[0]
 
-        size_bytes = len(tree) + sum(size_of(b) for b in encoded.buffers)
+        size_bytes = len(encoded.tree) + sum(size_of(b) for b in encoded.buffers)
         writer = ChunkWriter(
             self.blobs,
             self.index.locate,

@@ -217,7 +217,9 @@ class Gate:
 def is_queued(thread: threading.Thread) -> bool:
     """It waits for somebody else's commit."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("group_commit.py")
+    return (
+        frame is not None and frame.f_code.co_name == "_wait" and frame.f_code.co_filename.endswith("group_commit.py")
+    )
 
 
 @contextmanager

@@ -21,13 +21,13 @@ MAX_ROWS = 512  # of one statement
 
 _CHECKPOINT = (*CheckpointRow._fields, "has_chunks", "manifest")
 _COLUMNS = ("event", "at_us", "ns_no", "actor", "job", "chain", "key", "request_digest", *_CHECKPOINT)
-_NOTHING = (None,) * len(_COLUMNS)
+_NOTHING = (0,) * len(_COLUMNS)  # a row that is none; Python binds numbers faster than None
 
 _VIEW = (
     f"CREATE TEMP VIEW IF NOT EXISTS new_save ({', '.join(_COLUMNS)}) AS SELECT {', '.join(['NULL'] * len(_COLUMNS))}"
 )
 _TRIGGER = f"""
-CREATE TEMP TRIGGER IF NOT EXISTS save INSTEAD OF INSERT ON new_save WHEN new.row IS NOT NULL BEGIN
+CREATE TEMP TRIGGER IF NOT EXISTS save INSTEAD OF INSERT ON new_save WHEN new.row > 0 BEGIN
     INSERT INTO event VALUES
         (new.event, new.at_us, new.ns_no, new.actor, 'save', new.job, new.id, '{{}}', new.chain);
     SELECT RAISE(ABORT, 'no parent') WHERE new.parent IS NOT NULL AND NOT EXISTS

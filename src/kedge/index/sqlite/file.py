@@ -298,7 +298,8 @@ class SqliteFile:
 
     def _check_room(self) -> None:
         """Before a save: what is left of the reserve is not for it."""
-        self._check_writable()
+        if self._is_closed or self._file is not None:
+            self._check_writable()
         if self._reserve is not None and not self._reserve.is_whole and not self._reserve.refill():
             raise NoSpace(f"{self._name}: the disk is full", hint="free some space: kedge cleanup, kedge gc")
 
@@ -321,9 +322,12 @@ class SqliteFile:
         with self._writing:
             if self._was_full:
                 self._shrink_log()
-            self._run_transaction(batch)
+            if self._run_transaction(batch):
+                return
             full = [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]
             if full and self._shrink_log():
+                for waiting in full:
+                    waiting.error = None
                 self._run_transaction(full)  # once more, in the space that the log has given back
 
     def _shrink_log(self) -> bool:
@@ -334,25 +338,28 @@ class SqliteFile:
             self._was_full = True  # a write will tell what is wrong
         return not self._was_full
 
-    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
-        for waiting in batch:
-            waiting.error = None
+    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> bool:
+        """Whether all of them were done in the quick way; else each has its result or its error."""
         try:
-            self._check_open()
+            if self._is_closed:
+                self._check_open()
             if not self._is_connected:
                 self._connection = self._connect_again()
                 self._is_connected = True
                 self._writes.use(self._connection)
             if self._queue is not None and self._writes.others_write:
                 self._queue.run(batch, self._writes, self._confirm, self._busy_timeout_s)
-                return
-            if not self._writes.save_together(batch):
+                return False
+            is_quick = self._writes.save_together(batch)
+            if not is_quick:
                 self._writes.run_all(batch)
             self._confirm()
+            return is_quick
         except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
             self._writes.roll_back()
             for waiting in batch:
                 waiting.error = typed(failure, self._name)
+            return False
         except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
             self._writes.roll_back()
             for waiting in batch:
@@ -361,7 +368,8 @@ class SqliteFile:
 
     def _confirm(self) -> None:
         """After a commit, before anybody is told."""
-        self._say_open()
+        if self._state is not None and not self._state.is_marked:
+            self._say_open()
         self._check_identity()
 
     def _check_open(self) -> None:
