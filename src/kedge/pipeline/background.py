@@ -11,15 +11,16 @@ Killed anywhere, the parent comes to the same child again, and takes it over if 
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kedge.errors import LeaseHeld, LeaseLost, NoSpace, StorageError, Unavailable, Validation
+from kedge.errors import Conflict, LeaseHeld, LeaseLost, NoSpace, StorageError, Unavailable, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Lease, RunStatus
 
@@ -30,6 +31,7 @@ from .keys import digest_of
 from .origin import check_same_call, check_same_run
 from .owner import newest_status, status_of, take_lease, this_command
 from .place import here
+from .progress import write_line
 from .queues import Handle
 from .recovery import register
 from .retry import Retry
@@ -154,7 +156,13 @@ class _Start:
             if self.parent is None:
                 origin = {**this_command(), **origin}
             work = partial(self._work, lease, entry, origin, stack.pop_all())
-        threading.Thread(target=work, name=f"kedge-run-{self.key}").start()
+        threading.Thread(target=self._serve, args=(work,), name=f"kedge-run-{self.key}").start()
+
+    def _serve(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (Conflict, StorageError) as error:  # the store was closed, or is away
+            write_line(sys.stderr, f"run {self.key}: {error.message}; if it has not ended, a worker continues it")
 
     def _work(self, lease: Lease, entry: str, origin: Mapping[str, object], held: ExitStack) -> None:
         with held:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kedge import codec
@@ -102,19 +103,29 @@ class Failure:
 
 
 def type_name(kind: type) -> str:
-    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # the program, in a worker process
-    return f"{module}:{kind.__qualname__}"
+    """One that all processes of a program share, whether they run its file or import it, as workers do."""
+    is_main = kind.__module__ in ("__main__", "__mp_main__")
+    return f"{(_main_name() or '__main__') if is_main else kind.__module__}:{kind.__qualname__}"
+
+
+def _main_name() -> str:
+    """Under which others import the file that this process runs; "": it runs none."""
+    return Path(getattr(sys.modules.get("__main__"), "__file__", None) or "").stem
 
 
 def _loaded_class(name: str) -> type[Exception] | None:
     """A class by its name, if its module is loaded; found in namespaces only, so that nothing is executed (I7)."""
     module, _, qualified = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        found = None if found is None else vars(found).get(part)
-        if not isinstance(found, type):
-            return None
-    return found if issubclass(found, Exception) else None
+    homes = [module, "__main__"] if module == _main_name() else [module]
+    for home in homes:
+        found: Any = sys.modules.get(home)
+        for part in qualified.split("."):
+            found = None if found is None else vars(found).get(part)
+            if not isinstance(found, type):
+                found = None
+        if found is not None and issubclass(found, Exception):
+            return found  # type: ignore[no-any-return]
+    return None
 
 
 def _new(kind: type[Exception], args: tuple[Any, ...]) -> Exception | None:

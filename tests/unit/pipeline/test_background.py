@@ -153,6 +153,27 @@ def test_a_run_whose_end_could_not_be_recorded_is_continued_by_a_worker(
     settled(store)
 
 
+def test_a_run_whose_store_is_closed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    may_go_on = threading.Event()
+
+    @kedge.pipeline
+    def work() -> None:
+        may_go_on.wait()
+        kedge.current_run().step("step", lambda: None)
+
+    before = threading.enumerate()
+    with kedge.open(tmp_path / "closed") as store:
+        handle = kedge.start(work, store=store)
+        wait_for(lambda: handle.status == "running", "it does not begin")
+    may_go_on.set()
+    for thread in threading.enumerate():
+        if thread not in before and thread.name.startswith("kedge-run"):
+            thread.join()
+    said = capsys.readouterr().err
+    assert said.startswith("kedge: run work: ")
+    assert "is closed; if it has not ended, a worker continues it" in said
+
+
 def test_a_cancelled_run_stops_between_steps(store: CheckpointManager) -> None:
     @kedge.pipeline
     def steps() -> None:

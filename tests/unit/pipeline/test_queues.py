@@ -521,3 +521,36 @@ def test_a_killed_worker_is_noticed_by_the_others(
     assert sorted(queue.handle(key).result(0) for key in keys if ":" not in key) == [0, 1, 2]
     assert sorted(log.read_text().split("\n"))[1:4] == ["first 0", "first 1", "first 2"]
     assert [find_run(store, key).sessions for key in keys if ":" not in key] == [2, 2, 2]
+
+
+def test_a_program_catches_the_exceptions_it_defines_from_its_workers(tmp_path: Path) -> None:
+    """It runs the file, and the worker imports it."""
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent("""
+        import kedge
+
+        class Refused(Exception): ...
+
+        @kedge.pipeline
+        def work():
+            raise Refused("no")
+
+        if __name__ == "__main__":
+            with kedge.queue("q", store="store") as q:
+                try:
+                    q.submit(work).result(60)
+                except Refused as error:
+                    print("caught", error)
+        """)
+    )
+    with kedge.open(tmp_path / "store"):
+        pass
+    words = [sys.executable, "-m", "kedge", "worker", "program.py", "--queue", "q", "--store", "store"]
+    worker = subprocess.Popen(words, cwd=tmp_path)
+    try:
+        program = [sys.executable, "program.py"]
+        done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("caught no\n", "")
+    finally:
+        worker.terminate()
+        worker.wait()
