@@ -50,6 +50,7 @@ PIPELINES: Rows = {
     "models": pipelines.models,
     "queues": queues.rates,
     "takeover": queues.takeover,
+    "idle": queues.idle,
     "shared-steps": shared_runs.steps,
     "shared-queues": shared_runs.queues,
     "shared-workers": shared_runs.workers,

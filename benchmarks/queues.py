@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import kedge
 from kedge import codec
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import RUNNING, new_entry, queue_job, ready
+from kedge.pipeline.entries import DELAYED, RUNNING, new_entry, queue_job, ready, schedule_job
 from kedge.store.request import parse_request
 
 from .harness import Bench, Row, interleave, per_second
@@ -62,15 +65,65 @@ def takeover(bench: Bench) -> list[Row]:
     return [Row("takeover, in leases", costs, target=2, kind="limit", show=lambda cost: f"{cost:.2f}")]
 
 
-def fill(store: kedge.CheckpointManager, length: int) -> None:
+def idle(bench: Bench) -> list[Row]:
+    """The share of a core that an idle worker takes, with many schedules and with none."""
+    count = 10_000 if bench.quick else 100_000
+    shares = {number: _idle_share(bench, number) for number in (count, 0)}
+    return [
+        Row(
+            f"idle worker, {count:,} schedules, share of a core", shares[count], "no schedules", shares[0],
+            target=0.01, kind="limit", show=lambda share: f"{share:.2%}",
+        )
+    ]  # fmt: skip
+
+
+def _idle_share(bench: Bench, count: int) -> list[float]:
+    with kedge.open(bench.fresh(f"schedules{count}") / "store") as store:
+        queue = kedge.queue("q", store=store)
+        if count:
+            kedge.schedule(queue, "first", nothing, 0, cron="0 3 1 1 *")
+            (first,) = store.list(schedule_job("q"))
+            about: Any = dict(first.metadata)
+            fill(store, count - 1, schedule_job("q"), lambda n: _schedule(about, n))
+        worker = Worker(store, ["q"], {"nothing": nothing})
+        thread = threading.Thread(target=worker.serve)
+        thread.start()
+        windows = [_cpu_share() for _ in range(2 * bench.rounds + 10)]
+        worker.stop("enough")
+        thread.join()
+    return windows[-bench.rounds :]  # it has read them all
+
+
+def _schedule(about: dict[str, Any], number: int) -> tuple[dict[str, Any], dict[str, str]]:
+    name = f"schedule-{number}"
+    entry = {**about, "run": f"schedule:q:{name}", "schedule": {**about["schedule"], "name": name}}
+    return entry, {"state": DELAYED, "run": entry["run"], "schedule": name}
+
+
+def _cpu_share() -> float:
+    began, used = time.perf_counter(), time.process_time()
+    time.sleep(2)
+    return (time.process_time() - used) / (time.perf_counter() - began)
+
+
+def _ready(number: int) -> tuple[dict[str, Any], dict[str, str]]:
+    entry = {**new_entry(f"filled-{number}", "nothing"), "kind": "entry"}
+    return entry, {"state": ready(5), "run": entry["run"]}
+
+
+def fill(
+    store: kedge.CheckpointManager,
+    length: int,
+    job: str = queue_job("q"),
+    entry_of: Callable[[int], tuple[dict[str, Any], dict[str, str]]] = _ready,
+) -> None:
     """As `Queue.submit` does, many at a time."""
     call = codec.encode({"args": [0], "kwargs": {}})
     for start in range(0, length, _FILLED_AT_ONCE):
         saves = []
         for number in range(start, min(start + _FILLED_AT_ONCE, length)):
-            entry = {**new_entry(f"filled-{number}", "nothing"), "kind": "entry"}
-            tags = {"state": ready(5), "run": f"filled-{number}"}
-            request = parse_request(queue_job("q"), "nothing", "pipeline", tags=tags, metadata=entry)
+            entry, tags = entry_of(number)
+            request = parse_request(job, "nothing", "pipeline", tags=tags, metadata=entry)
             saves.append((request, call, "bench"))
         for outcome in store.save_many(saves):
             if isinstance(outcome, BaseException):

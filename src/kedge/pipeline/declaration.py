@@ -151,7 +151,8 @@ class Pipeline(Generic[P, R]):
 
 def parse_pipeline(value: object) -> Pipeline[..., Any]:
     if not isinstance(value, Pipeline):
-        raise Validation(f"{value!r:.100} is no pipeline", hint="decorate the function with @kedge.pipeline")
+        name = getattr(value, "__name__", repr(value))
+        raise Validation(f"{name:.100} is not a pipeline", hint="decorate the function with @kedge.pipeline")
     return value
 
 
