@@ -86,6 +86,11 @@ class Node(Containerd):
         self._shared = [made.root, *shared]
         self._made = made
 
+    @property
+    def init(self) -> int:
+        """The PID of its init, from here."""
+        return self._made.init
+
     def boot(self) -> None:
         assert self._init.stdin is not None
         assert self._init.stdout is not None

@@ -1,74 +1,38 @@
-"""A whole Kubernetes on a node of its own: pods that are deleted, evicted, drained, rolled out and scaled go on.
+"""A whole Kubernetes with two nodes: pods that are deleted, evicted, drained, preempted, rolled out and scaled go on.
 
 `./dev torture kubernetes --binaries DIR`. The programs are given, and never part of the project: DIR has etcd,
 kube-apiserver, kube-controller-manager, kube-scheduler, kubelet (1.31 or newer) and kubectl, built from their public
-sources by whoever runs this. containerd is that of $KEDGE_CONTAINERD, as in the other tests.
+sources by whoever runs this. containerd is that of $KEDGE_CONTAINERD, as in the other tests. The nodes share nothing
+but a PostgreSQL store. Each kind of pod and each way of replacing it comes once; then pods are deleted while somebody
+on their node is killed at a random moment, for as long as there is time.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import random
 import shutil
-import subprocess
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.test_deploy import DEPLOY, INSTALLER, make_payload
+from tests.e2e.test_deploy import DEPLOY, make_payload
 from tests.engine import IMAGE
 from tests.lab import COUNTER, PYTHON
-from tests.node import Node, node
+from tests.node import node
 from tests.parts import missing
+from tests.servers.postgres import postgres_cluster
 from tests.waiting import wait_for
 
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
-_HOME = "/etc/kubernetes"
-_API = "https://127.0.0.1:6443"
-_USERS = {  # name, UID and groups, of whom has a token
-    "admin": 'admin,1,"system:masters"',
-    "controller": "system:kube-controller-manager,2",
-    "scheduler": "system:kube-scheduler,3",
-    "kubelet": 'system:node:node1,4,"system:nodes"',
-}
-# A network for the API server's address; and what a kubelet sets for the whole kernel is not the machine's.
-_SETUP = f"""
-set -e
-mount --make-rshared /
-mkdir -p {_HOME} /var/lib/kubelet /var/lib/etcd /var/log/pods /run/fake
-ip link add v0 type veth peer name v1
-ip addr add 10.99.0.1/24 dev v0
-ip link set v0 up
-ip link set v1 up
-ip route add default via 10.99.0.254
-for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
-  kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
-  [ -e "/proc/sys/${{setting%=*}}" ] || continue
-  fake=/run/fake/$(echo "${{setting%=*}}" | tr / _)
-  echo "${{setting#*=}}" >"$fake"
-  mount --bind "$fake" "/proc/sys/${{setting%=*}}"
-done
-openssl genrsa -out {_HOME}/sa.key 2048 2>/dev/null
-openssl rsa -in {_HOME}/sa.key -pubout -out {_HOME}/sa.pub 2>/dev/null
-"""
-_KUBELET = {
-    "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "kind": "KubeletConfiguration",
-    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-    "authorization": {"mode": "AlwaysAllow"},
-    "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-    "cgroupDriver": "cgroupfs",
-    "cgroupsPerQOS": False,
-    "enforceNodeAllocatable": [],
-    "failCgroupV1": False,
-    "failSwapOn": False,
-    "oomScoreAdj": 0,
-    "makeIPTablesUtilChains": False,
-    "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
-    "imageGCHighThresholdPercent": 100,
-}
+from .cluster import PROGRAMS, Cluster
+from .pods import VICTIMS
+
 # Counts with a lock, a watch and a connection to itself; the connection is made again when it was closed.
 _TIED = """
 import ctypes, fcntl, os, socket, time
@@ -112,6 +76,11 @@ _COUNT = [PYTHON, "-c", _BEGAN + COUNTER, "0.002", "0"]
 _EMPTY: dict[str, Any] = {"volumes": [{"name": "work", "emptyDir": {}}]}
 _IN_MEMORY: dict[str, Any] = {"volumes": [{"name": "work", "emptyDir": {"medium": "Memory"}}]}
 _MOUNTED = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+_USR = {"name": "usr", "mountPath": "/usr", "readOnly": True}
+_SIDECAR = {
+    "name": "helper", "image": IMAGE, "imagePullPolicy": "Never", "restartPolicy": "Always", "volumeMounts": [_USR],
+    "command": [PYTHON, "-c", "import signal, sys; signal.signal(15, lambda *_: sys.exit()); signal.pause()"],
+}  # fmt: skip
 _PROBE = {"exec": {"command": ["/usr/bin/test", "-e", "/work/log"]}, "periodSeconds": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the pod, of its container
     "plain": ({}, {}),
@@ -128,44 +97,57 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the pod, of it
     "hostnetwork": ({"hostNetwork": True}, {}),
     "sharedpid": ({"shareProcessNamespace": True}, {}),
     "probes": ({}, {"readinessProbe": _PROBE, "livenessProbe": _PROBE}),
+    "sidecar": ({"initContainers": [_SIDECAR]}, {}),
+}
+
+
+_KILLED: dict[str, Callable[[list[bytes]], bool]] = {
+    **VICTIMS,
+    "containerd": lambda words: words[0] == b"containerd",
+    "kubelet": lambda words: words[0].endswith(b"/kubelet"),
 }
 
 
 def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[str, float]:
-    """Every case once, then every way in which a pod is replaced; takes as long as it takes."""
-    if reason := missing("criu") or missing("containerd") or missing("cc") or missing("cni"):
-        raise RuntimeError(reason)
+    """Every case once, then every way in which a pod is replaced, then kills until the time is over."""
+    for part in ("criu", "containerd", "cc", "cni", "postgres"):
+        if reason := missing(part):
+            raise RuntimeError(reason)
     absent = [name for name in PROGRAMS if binaries is None or not os.access(binaries / name, os.X_OK)]
     if binaries is None or absent:
         raise RuntimeError(f"--binaries DIR lacks {', '.join(absent)}: build them from their public sources")
+    deadline = time.monotonic() + 60 * minutes
     binaries = binaries.resolve()
-    payload = make_payload(folder)
     criu = Path(shutil.which("criu") or "").resolve().parents[1]  # with its libraries
-    with node(folder, DEPLOY.parents[1], Path(sys.base_prefix), binaries, criu) as made:
-        cluster = _Cluster(made, binaries)
-        cluster.start()
-        cluster.install(payload)
-        with cluster.explained():
-            return _tortured(cluster)
+    payload = make_payload(folder)
+    one, two = folder / "one", folder / "two"
+    one.mkdir()
+    two.mkdir()
+    with postgres_cluster() as database:
+        shared = (DEPLOY.parents[1], Path(sys.base_prefix), binaries, criu, payload, database.folder)
+        with node(one, *shared) as first, node(two, *shared) as second:
+            cluster = Cluster([first, second], binaries, database.url("postgres"))
+            cluster.start()
+            before = [made.files() for made in (first, second)]
+            cluster.install(payload)
+            with cluster.explained():
+                numbers = _Pods(cluster).live(deadline)
+                cluster.uninstall()
+                assert [made.files() for made in (first, second)] == before, "a node is not as it was"
+            return numbers
 
 
-def _tortured(cluster: _Cluster) -> dict[str, float]:
-    for name in CASES:
-        cluster.goes_on(name)
-    ways = {
-        "delete": cluster.delete, "evict": cluster.evict, "drain": cluster.drain, "rollout": cluster.roll_out,
-        "scale": cluster.scale,
-    }  # fmt: skip
-    cluster.apply(_deployment("train"))
-    for way in ways.values():
-        cluster.is_replaced("app=train", way)
-    return {"cases": len(CASES), "ways": len(ways)}
+def _may_read_limits() -> bool:
+    """Whether root has CAP_SYS_RESOURCE: without it CRIU cannot save processes of other users."""
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> 24 & 1)
 
 
-def _pod(name: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+def _pod(name: str, pod: Mapping[str, Any], container: Mapping[str, Any], **wishes: str) -> dict[str, Any]:
     """A template: the counter, from /usr of the node."""
-    environment = [{"name": "KEDGE_CHECKPOINT", "value": "1"}, {"name": "KEDGE_POLICY", "value": "fail"}]
-    mounts = [{"name": "usr", "mountPath": "/usr", "readOnly": True}, *container.get("volumeMounts", ())]
+    wishes = {"KEDGE_CHECKPOINT": "1", "KEDGE_POLICY": "fail", **wishes}
+    environment = [{"name": name, "value": value} for name, value in wishes.items()]
+    mounts = [_USR, *container.get("volumeMounts", ())]
     usual = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": _COUNT, "env": environment}
     volumes = [{"name": "usr", "hostPath": {"path": "/usr"}}, *pod.get("volumes", ())]
     spec = {"runtimeClassName": "kedge", "terminationGracePeriodSeconds": 30, **pod, "volumes": volumes,
@@ -174,145 +156,96 @@ def _pod(name: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> dic
 
 
 def _workload(kind: str, name: str, template: Mapping[str, Any], **more: object) -> dict[str, Any]:
-    selector = {"matchLabels": {"app": name}}
-    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": "team"},
-            "spec": {"replicas": 1, "selector": selector, "template": template, **more}}  # fmt: skip
+    group = "batch/v1" if kind == "Job" else "apps/v1"
+    selector = {} if kind == "Job" else {"selector": {"matchLabels": {"app": name}}}
+    return {"apiVersion": group, "kind": kind, "metadata": {"name": name, "namespace": "team"},
+            "spec": {**selector, "template": template, **more}}  # fmt: skip
 
 
-def _deployment(name: str) -> dict[str, Any]:
-    return _workload("Deployment", name, _pod(name, {}, {}), strategy={"type": "Recreate"})
+def _deployment(name: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    return _workload("Deployment", name, _pod(name, pod, container), replicas=1, strategy={"type": "Recreate"})
 
 
-class _Cluster:
-    def __init__(self, made: Node, binaries: Path) -> None:
-        self._node = made
-        self._binaries = binaries
-        self._environment = {"PATH": f"{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                             "KUBECONFIG": f"{_HOME}/admin.conf", "HOME": "/"}  # fmt: skip
+class _Pods:
+    """What must go on."""
 
-    # Setting up
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.kubectl = cluster.kubectl
+        self._saved = 0  # how far the last checkpoint of the pod that is killed around is, at least
 
-    def start(self) -> None:
-        self._node.lab.run("sh", "-c", _SETUP, env=self._environment)
-        home = self._node.below(_HOME)
-        tokens = [f"token-{name},{user}" for name, user in _USERS.items()]
-        (home / "tokens.csv").write_text("\n".join(tokens) + "\n")
-        for name in _USERS:
-            (home / f"{name}.conf").write_text(json.dumps(_kubeconfig(f"token-{name}")))
-        (home / "kubelet.yaml").write_text(json.dumps(_KUBELET))
-        self._run("etcd", "--data-dir=/var/lib/etcd", "--unsafe-no-fsync")
-        self._run(
-            "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1",
-            "--advertise-address=10.99.0.1", f"--cert-dir={_HOME}/api", f"--token-auth-file={_HOME}/tokens.csv",
-            "--authorization-mode=Node,RBAC", "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={_HOME}/sa.pub", f"--service-account-signing-key-file={_HOME}/sa.key",
-            "--service-cluster-ip-range=10.96.0.0/24", "--allow-privileged=true",
+    def live(self, deadline: float) -> dict[str, float]:
+        cases = [name for name in CASES if name != "nonroot" or _may_read_limits()]
+        for case in cases:
+            pod, container = CASES[case]
+            template = _pod(case, pod, container)
+            self._goes_on(_workload("StatefulSet", case, template, replicas=1, serviceName=case), self.delete)
+        never = {"restartPolicy": "Never"}
+        several = {"completions": 2, "parallelism": 2}
+        self._goes_on(_workload("Job", "job", _pod("job", never, {})), self.delete)
+        self._goes_on(
+            _workload("Job", "indexed", _pod("indexed", never, {}), **several, completionMode="Indexed"),
+            self.delete, "batch.kubernetes.io/job-completion-index=1",
         )  # fmt: skip
-        wait_for(lambda: self.kubectl("get", "--raw", "/readyz", check=False).stdout == "ok", "no API server", 120)
-        key = f"--service-account-private-key-file={_HOME}/sa.key"
-        controller = ("--use-service-account-credentials", key, f"--kubeconfig={_HOME}/controller.conf")
-        self._run("kube-controller-manager", "--leader-elect=false", *controller)
-        self._run("kube-scheduler", f"--kubeconfig={_HOME}/scheduler.conf", "--leader-elect=false")
-        self._run("kubelet", f"--config={_HOME}/kubelet.yaml", f"--kubeconfig={_HOME}/kubelet.conf",
-                  "--hostname-override=node1", "--node-ip=10.99.0.1")  # fmt: skip
-        wait_for(self._is_ready, "the node is not ready", 120)
-        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+        here = {"nodeSelector": {"kubernetes.io/hostname": "node1"}}
+        self._goes_on(_workload("DaemonSet", "daemons", _pod("daemons", here, {}, KEDGE_WORKLOAD="agent")), self.delete)
+        slow = {"lifecycle": {"preStop": {"sleep": {"seconds": 4}}}}
+        self._goes_on(_deployment("slow", {}, slow), self.evict)  # another pod is there before it is told to stop
+        ways = (self.delete, self.evict, self.drain, self.drain, self.roll_out, self.scale, self.preempt)
+        hungry = {"resources": {"requests": {"cpu": f"{600 * (os.cpu_count() or 1)}m"}}}
+        self._cluster.apply(_deployment("train", {}, hungry))
+        for way in ways:
+            self._is_replaced("app=train", way)
+        kills = self._kill_around("app=train", deadline)
+        self.kubectl("delete", "deployment", "train", "--cascade=foreground", timeout=180)
+        return {"cases": len(cases), "kinds": 4, "ways": len(ways), **kills}
 
-    def _run(self, program: str, *words: str) -> None:
-        """Until the node is gone. Its log is in the node's folder."""
-        with (self._node.home / f"{program}.log").open("wb") as log:
-            command = self._node.lab.enter([self._binaries / program, *words])
-            subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    def _goes_on(self, workload: Mapping[str, Any], replace: Callable[[str], None], selector: str = "") -> None:
+        name = workload["metadata"]["name"]
+        self._cluster.apply(workload)
+        self._is_replaced(",".join(filter(None, (f"app={name}", selector))), replace)
+        self.kubectl("delete", workload["kind"], name, "--cascade=foreground", timeout=180)
+        print(f"  {name}: goes on", flush=True)
 
-    def _is_ready(self) -> bool:
-        asked = ("get", "node", "node1", "--output=jsonpath={.status.conditions[?(@.type=='Ready')].status}")
-        return self.kubectl(*asked, check=False).stdout == "True"
-
-    def install(self, payload: Path) -> None:
-        places = {"HOST": "", "PAYLOAD": str(payload), "CONTAINERD": "containerd", "ASK": "",
-                  "RESTART": "systemctl restart containerd"}  # fmt: skip
-        self._node.lab.run(INSTALLER, "install", env={**self._environment, **places})
-        self.kubectl("label", "node", "node1", "kedge.dev/runtime=true")
-        self.kubectl("apply", f"--filename={DEPLOY}/runtimeclass.yaml")
-
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """A failure also says what the node knows about it."""
-        try:
-            yield
-        except AssertionError as error:
-            kedge = ["/opt/kedge/bin/kedge", "container", "logs"]
-            told = [self._node.lab.run(*kedge, *more, check=False, env=self._environment) for more in ((), ("latest",))]
-            told += [self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False)]
-            tails = [(one.stdout + one.stderr)[-3000:] for one in told]
-            raise AssertionError("\n".join([str(error), *tails])) from error
-
-    # Asking
-
-    def kubectl(self, *words: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-        return self._node.lab.run(
-            self._binaries / "kubectl", "--namespace=team", *words, check=check, env=self._environment, **options
-        )
-
-    def apply(self, document: Mapping[str, Any]) -> None:
-        path = self._node.home / "document.json"  # with the same path inside and outside
-        path.write_text(json.dumps(document))
-        self.kubectl("apply", f"--filename={path}")
-
-    def _running(self, selector: str, besides: str = "") -> dict[str, Any] | None:
-        """The pod that runs, if it is not that one."""
-        told = self.kubectl("get", "pods", f"--selector={selector}", "--output=json")
-        for pod in json.loads(told.stdout)["items"]:
-            states = [one["state"] for one in pod["status"].get("containerStatuses", ())]
-            is_leaving = "deletionTimestamp" in pod["metadata"]
-            if states and "running" in states[0] and not is_leaving and pod["metadata"]["uid"] != besides:
-                return dict(pod)
-        return None
-
-    def _work(self, pod: Mapping[str, Any]) -> Path:
-        container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
-        return self._node.below(f"/proc/{self._node.pid(container)}/root/work")
-
-    def _lines(self, pod: Mapping[str, Any]) -> int:
-        """How far its counter is; AssertionError when memory and files did not agree."""
-        work = self._work(pod)
-        assert not (work / "broken").exists(), (work / "broken").read_text()
-        lines = (work / "log").read_text().split() if (work / "log").exists() else []
-        assert lines == [str(number) for number in range(1, len(lines) + 1)], lines[-3:]
-        return len(lines)
-
-    # What must go on
-
-    def goes_on(self, case: str) -> None:
-        """A StatefulSet of that kind, whose pod is deleted."""
-        pod, container = CASES[case]
-        self.apply(_workload("StatefulSet", case, _pod(case, pod, container), serviceName=case))
-        self.is_replaced(f"app={case}", self.delete)
-        self.kubectl("delete", "statefulset", case, "--cascade=foreground", timeout=180)
-
-    def is_replaced(self, selector: str, replace: Callable[[str], None]) -> None:
-        before = wait_for(lambda: self._running(selector), f"{selector} does not start", 120)
+    def _is_replaced(self, selector: str, replace: Callable[[str], None]) -> None:
+        before = wait_for(lambda: self._cluster.running(selector), f"{selector} does not start", 120)
         wait_for(lambda: self._lines(before) > 20, f"{selector} does not count")
-        reached, began = self._lines(before), (self._work(before) / "began").read_text()
+        reached, began = self._lines(before), (self._cluster.work(before) / "began").read_text()
         replace(before["metadata"]["name"])
-        after = wait_for(lambda: self._running(selector, before["metadata"]["uid"]), f"{selector} does not return", 180)
-        assert (self._work(after) / "began").read_text() == began, f"{selector} began anew after {reached}"
+        uid = before["metadata"]["uid"]
+        after = wait_for(lambda: self._cluster.running(selector, uid), f"{selector} does not return", 180)
+        assert (self._cluster.work(after) / "began").read_text() == began, f"{selector} began anew after {reached}"
         assert self._lines(after) >= reached, f"{selector} went back: {self._lines(after)} after {reached}"
         reached = self._lines(after)
         wait_for(lambda: self._lines(after) > reached + 20, f"{selector} does not go on")
+        nodes = [pod["spec"]["nodeName"] for pod in (before, after)]
+        assert replace != self.drain or nodes[0] != nodes[1], "a drained pod came back to its node"
+        print(f"  {selector}: {replace.__name__}, {' → '.join(nodes)}", flush=True)
+
+    def _lines(self, pod: Mapping[str, Any]) -> int:
+        """How far its counter is; AssertionError when memory and files did not agree."""
+        work = self._cluster.work(pod)
+        assert not (work / "broken").exists(), (work / "broken").read_text()
+        text = (work / "log").read_text() if (work / "log").exists() else ""
+        lines = text[: text.rfind("\n") + 1].split()
+        assert lines == [str(number) for number in range(1, len(lines) + 1)], lines[-3:]
+        return len(lines)
+
+    # Ways in which a pod goes
 
     def delete(self, pod: str) -> None:
         self.kubectl("delete", "pod", pod, timeout=180)
 
     def evict(self, pod: str) -> None:
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "team"}}
-        path = self._node.home / "eviction.json"
-        path.write_text(json.dumps(eviction))
-        self.kubectl("create", "--raw", f"/api/v1/namespaces/team/pods/{pod}/eviction", f"--filename={path}")
+        self._cluster.apply(eviction, "create", "--raw", f"/api/v1/namespaces/team/pods/{pod}/eviction")
 
     def drain(self, pod: str) -> None:
-        self.kubectl("drain", "node1", "--ignore-daemonsets", "--delete-emptydir-data", timeout=180)
-        self.kubectl("uncordon", "node1")
+        """To the other node."""
+        node = self.kubectl("get", "pod", pod, "--output=jsonpath={.spec.nodeName}").stdout
+        self.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", timeout=180)
+        wait_for(lambda: self._cluster.running("app=train"), "it does not return", 180)
+        self.kubectl("uncordon", node)
 
     def roll_out(self, pod: str) -> None:
         self.kubectl("rollout", "restart", "deployment/train")
@@ -322,14 +255,71 @@ class _Cluster:
         self.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=120s", timeout=180)
         self.kubectl("scale", "deployment/train", "--replicas=1")
 
+    def preempt(self, pod: str) -> None:
+        """More important pods want the room on both nodes, until they are gone again."""
+        kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "first"}}
+        self._cluster.apply({**kind, "value": 1000})
+        room = {"resources": {"requests": {"cpu": f"{600 * (os.cpu_count() or 1)}m"}}}
+        template = _pod("important", {"priorityClassName": "first"}, room, KEDGE_CHECKPOINT="")
+        self._cluster.apply(_workload("Deployment", "important", template, replicas=2))
+        self.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=120s", timeout=180)
+        self.kubectl("delete", "deployment", "important", "--cascade=foreground", timeout=180)
 
-def _kubeconfig(token: str) -> dict[str, Any]:
-    cluster = {"server": _API, "insecure-skip-tls-verify": True}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": {"token": token}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
+    # Kills
+
+    def _kill_around(self, selector: str, deadline: float) -> dict[str, float]:
+        draw = random.Random(19)
+        kills = dict.fromkeys(_KILLED, 0.0)
+        rounds = 0
+        pod = wait_for(lambda: self._cluster.running(selector), f"{selector} does not run", 120)
+        began = (self._cluster.work(pod) / "began").read_text()
+        self._saved = self._lines(pod)
+        while time.monotonic() < deadline:
+            victim = draw.choice(list(_KILLED))
+            reached = self._lines(pod)
+            kills[victim] += self._delete_while_killing(pod, victim, draw)
+            going_on = partial(self._going_on, selector, pod["metadata"]["uid"])
+            pod = wait_for(going_on, f"it does not return, {victim} killed", 300)
+            assert (self._cluster.work(pod) / "began").read_text() == began, f"it began anew, {victim} killed"
+            lines = self._lines(pod)
+            assert lines >= self._saved, f"it went back to {lines} from {self._saved}, {victim} killed"
+            if lines >= reached:
+                self._saved = reached
+            rounds += 1
+        return {"pods": rounds, **kills}
+
+    def _going_on(self, selector: str, besides: str) -> dict[str, Any] | None:
+        """The next pod, if it counts."""
+        pod = self._cluster.running(selector, besides)
+        with suppress(OSError, StopIteration, TypeError):  # no pod yet, or it ended while it was looked at
+            lines = self._lines(pod or {"spec": None})
+            time.sleep(0.2)  # sleep: some steps of the counter
+            return pod if self._lines(pod or {}) > lines else None
+        return None
+
+    def _delete_while_killing(self, pod: Mapping[str, Any], victim: str, draw: random.Random) -> int:
+        """The number of kills: 0, if the victim was not there."""
+        name = pod["spec"]["nodeName"]
+        killed = 0
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(self.kubectl, "delete", "pod", pod["metadata"]["name"], timeout=300)
+            while not done.done() and not killed:
+                if pids := list(self._pids(name, victim)):
+                    time.sleep(draw.uniform(0, 0.5))  # sleep: a random moment
+                    with suppress(ProcessLookupError):
+                        os.kill(pids[0], signal.SIGKILL)
+                        killed = 1
+                time.sleep(0.005)  # sleep: between two looks
+            if not self._cluster.is_up(name):
+                self._cluster.start_kubelet(name)
+            done.result()
+        return killed
+
+    def _pids(self, name: str, victim: str) -> Iterator[int]:
+        """Processes of that node: containers have PID namespaces of their own."""
+        ours = os.readlink(f"/proc/{self._cluster.nodes[name].init}/ns/pid")
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if words[0] and _KILLED[victim](words) and os.readlink(process / "ns/pid") == ours:
+                    yield int(process.name)

@@ -28,7 +28,7 @@ from tests.waiting import wait_for
 KILLS = 20
 JOB = "container:default+torture"
 _TRIES = 5  # a kubelet starts a container again as often as it takes
-_VICTIMS: dict[str, Callable[[list[bytes]], bool]] = {
+VICTIMS: dict[str, Callable[[list[bytes]], bool]] = {
     "kedge-runc": lambda words: b"kedge.containers.runtime.calls" in words,
     "runc": lambda words: words[0].endswith(b"/runc"),
     "relay": lambda words: any(word.endswith(b"/relay.py") for word in words),
@@ -61,7 +61,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
         pods = _Pods(engine, draw)
         pods.start(victim="")
         while sum(pods.kills.values()) < KILLS or time.monotonic() < deadline:
-            victim = draw.choice([*_VICTIMS, "containerd"])
+            victim = draw.choice([*VICTIMS, "containerd"])
             is_stop = draw.random() < 0.5
             pods.stop(victim if is_stop else "")
             pods.start("" if is_stop else victim)
@@ -79,7 +79,7 @@ class _Pods:
         self._pod = self._container = ""
         self._volume = Path()
         self._saved = 0  # how far its last checkpoint is
-        self.kills: dict[str, float] = dict.fromkeys([*_VICTIMS, "containerd"], 0.0)
+        self.kills: dict[str, float] = dict.fromkeys([*VICTIMS, "containerd"], 0.0)
         self.rounds = self.ran_on = 0.0
 
     def generations(self) -> int:
@@ -183,5 +183,5 @@ class _Pods:
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                if _VICTIMS[victim](words) and ours in (process / "environ").read_bytes().split(b"\0"):
+                if VICTIMS[victim](words) and ours in (process / "environ").read_bytes().split(b"\0"):
                     yield int(process.name)
