@@ -64,7 +64,7 @@ class Cluster:
     def __init__(self, nodes: Sequence[Node], binaries: Path, store: str) -> None:
         self.nodes = {f"node{number}": node for number, node in enumerate(nodes, 1)}
         self._binaries = binaries
-        self._store = store
+        self.store = store
         self._places: dict[str, str] = {}  # what the installer is told
         self._kubelets: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {"PATH": f"{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -133,10 +133,6 @@ class Cluster:
         files = (f"--config={_HOME}/kubelet.yaml", f"--kubeconfig={_HOME}/{name}.conf")
         self._kubelets[name] = self._run("kubelet", *files, f"--hostname-override={name}", address, on=name)
 
-    def is_up(self, name: str) -> bool:
-        """Whether that node's kubelet runs."""
-        return self._kubelets[name].poll() is None
-
     def _run(self, program: str, *words: str, on: str = "node1") -> subprocess.Popen[bytes]:
         """Until the node is gone. Its log is in the node's folder."""
         node = self.nodes[on]
@@ -150,7 +146,7 @@ class Cluster:
 
     def install(self, payload: Path) -> None:
         self._places = {"HOST": "", "PAYLOAD": str(payload), "CONTAINERD": "containerd", "ASK": "",
-                        "RESTART": "systemctl restart containerd", "KEDGE_STORE": self._store}  # fmt: skip
+                        "RESTART": "systemctl restart containerd", "KEDGE_STORE": self.store}  # fmt: skip
         for name, node in self.nodes.items():
             node.lab.run(INSTALLER, "install", env={**self._environment, **self._places})
             self.kubectl("label", "node", name, "kedge.dev/runtime=true")

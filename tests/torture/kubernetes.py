@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kedge
 from tests.e2e.test_deploy import DEPLOY, make_payload
 from tests.engine import IMAGE
 from tests.lab import COUNTER, PYTHON
@@ -276,17 +277,21 @@ class _Pods:
         self._saved = self._lines(pod)
         while time.monotonic() < deadline:
             victim = draw.choice(list(_KILLED))
-            reached = self._lines(pod)
+            reached, generation = self._lines(pod), self._generation()
             kills[victim] += self._delete_while_killing(pod, victim, draw)
             going_on = partial(self._going_on, selector, pod["metadata"]["uid"])
             pod = wait_for(going_on, f"it does not return, {victim} killed", 300)
             assert (self._cluster.work(pod) / "began").read_text() == began, f"it began anew, {victim} killed"
             lines = self._lines(pod)
             assert lines >= self._saved, f"it went back to {lines} from {self._saved}, {victim} killed"
-            if lines >= reached:
+            if self._generation() > generation:
                 self._saved = reached
             rounds += 1
         return {"pods": rounds, **kills}
+
+    def _generation(self) -> int:
+        with kedge.open(self._cluster.store, namespace="containers") as store:
+            return max(checkpoint.seq for checkpoint in store.list("container:team+deployment:train+main"))
 
     def _going_on(self, selector: str, besides: str) -> dict[str, Any] | None:
         """The next pod, if it counts."""
@@ -310,7 +315,7 @@ class _Pods:
                         os.kill(pids[0], signal.SIGKILL)
                         killed = 1
                 time.sleep(0.005)  # sleep: between two looks
-            if not self._cluster.is_up(name):
+            if killed and victim == "kubelet":
                 self._cluster.start_kubelet(name)
             done.result()
         return killed
