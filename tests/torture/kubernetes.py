@@ -298,7 +298,7 @@ class _Pods:
         pod = self._cluster.running(selector, besides)
         with suppress(OSError, StopIteration, TypeError):  # no pod yet, or it ended while it was looked at
             lines = self._lines(pod or {"spec": None})
-            time.sleep(0.2)  # sleep: some steps of the counter
+            time.sleep(0.2)  # sleep: at least some steps of the counter
             return pod if self._lines(pod or {}) > lines else None
         return None
 
