@@ -9,13 +9,16 @@ import shutil
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kedge.legacy.importers import Draft, Finding, Options
+from kedge.legacy.importers.common import Thread
 from kedge.legacy.importers.directory import read_source
+from tests.parts import require
 
 from .writers import artemis, geo, jobs
 
@@ -71,6 +74,14 @@ def job_whole(root: Path) -> None:
     put(root, "X.json", jobs.whole_job("job_9"))
 
 
+def job_state(root: Path) -> None:
+    about = {"job_id": "job_9", "workflow_id": "w", "status": "running", "current_step": "draft"}
+    steps = {"outline": {"status": "completed", "output": {"n": 12}}}
+    put(
+        root, "X.json", {"metadata": about, "inputs": {"t": 1}, "steps": steps, "outputs": {"a": [1, 2]}, "context": {}}
+    )
+
+
 def execution(root: Path) -> None:
     waiting = jobs.step("publish", "paused", approval_required=True, approval_status="pending")
     put(root, "X.json", jobs.execution("c1", [jobs.step("draft"), waiting], state="paused"))
@@ -116,7 +127,8 @@ SOURCES: list[tuple[Callable[[Path], None], str]] = [
     (make, "auto")
     for make in (
         card, card_index, card_results, card_state, card_attempts, card_sqlite, card_costs, card_machine,
-        job_checkpoint, job_whole, execution, core, core_without_registry, processor, stages, old_stage, tiles, chunks,
+        job_checkpoint, job_whole, job_state, execution, core, core_without_registry, processor, stages, old_stage,
+        tiles, chunks,
     )
 ]  # fmt: skip
 SOURCES += [(any_json, "json-dir"), (card, "json-dir")]
@@ -177,6 +189,33 @@ def test_cut_at_every_byte(tmp_path: Path, make: Callable[[Path], None], form: s
         assert not partial, (place, cut_file)
         assert_no_approval_is_lost(drafts)
         assert findings or resumable == expected, (place, cut_file)
+
+
+@pytest.mark.parametrize("version", ["0.0.66", "0.1.19", "0.2.3"])
+def test_threads_cut_at_many_bytes(tmp_path: Path, version: str) -> None:
+    """Of a cut database of LangGraph: checkpoints as they were, or a finding."""
+    require("module:langgraph.checkpoint.sqlite")
+    path = tmp_path / "whole.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA page_size = 512")
+        db.executescript((Path(__file__).parent / "data" / f"langgraph-{version}.sql").read_text())
+
+    def read(place: Path) -> tuple[set[str], list[Finding]]:
+        found = list(read_source(str(place), Options()))
+        threads = {
+            repr((t.thread, t.checkpoint, t.metadata, t.parent, t.writes)) for t in found if isinstance(t, Thread)
+        }
+        return threads, [entry for entry in found if isinstance(entry, Finding)]
+
+    content = path.read_bytes()
+    expected, findings = read(path)
+    assert expected
+    assert not findings
+    for size in range(0, len(content), 997):
+        (cut := tmp_path / f"cut{size:06}.db").write_bytes(content[:size])
+        threads, findings = read(cut)
+        assert threads <= expected, size
+        assert findings or threads == expected, size
 
 
 def assert_no_approval_is_lost(drafts: list[Draft]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import kedge
 from kedge.containers import snapshot
+from kedge.containers.archive.arch import unpack
 from kedge.containers.archive.importer import import_images
 from kedge.containers.snapshot import job_of
 from kedge.legacy import arch
@@ -64,6 +65,14 @@ def test_there_and_back(dump: Path, tmp_path: Path) -> None:
     assert arch.restore_checkpoint_file(place, tmp_path / "upper")
     assert (tmp_path / "upper/etc/conf").read_text() == "x = 1"
     assert stat.S_ISCHR((tmp_path / "upper/gone").stat().st_mode)
+
+
+def test_no_cut_tar_is_whole(dump: Path, tmp_path: Path) -> None:
+    whole = (dump / "container_files.tar").read_bytes()
+    for size in range(len(whole)):
+        (tmp_path / "cut").write_bytes(whole[:size])
+        with pytest.raises(kedge.Corrupted):
+            unpack(tmp_path / "cut", tmp_path / f"upper{size}")
 
 
 def test_a_cut_tar_is_no_checkpoint(dump: Path) -> None:
