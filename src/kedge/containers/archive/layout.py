@@ -179,7 +179,7 @@ def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _is_plain(mount: Mapping[str, Any]) -> bool:
     options = mount.get("options")
     words = options if isinstance(options, list) else []
-    return mount.get("type") in _PLAIN_MOUNTS and not {"bind", "rbind"} & {str(word) for word in words}
+    return str(mount.get("type")) in _PLAIN_MOUNTS and not {"bind", "rbind"} & {str(word) for word in words}
 
 
 def mapping(value: object) -> dict[str, Any]:
