@@ -412,7 +412,10 @@ class Worker:
 
     def _again(self, job: str, entry: Entry, call: object, wait_s: float, attempts: int) -> None:
         """Put the entry off: a new one takes its place, so that all workers learn when it is due."""
-        old = self._store.get(entry.id)
+        try:
+            old = self._store.get(entry.id)
+        except NotFound:
+            return  # the run has ended, though its worker was not answered
         new: dict[str, Any] = {**old.metadata, "due_at": time.time() + wait_s, "attempts": attempts}
         if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
             save_entry(self._store, job, new, call, after=entry.id, tags=active_tags(entry.group))

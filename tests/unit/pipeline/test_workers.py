@@ -12,10 +12,13 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Retry
-from kedge.errors import NoSpace, StorageError, Unavailable
+from kedge.errors import NoSpace, OutcomeUnknown, StorageError, Unavailable
+from kedge.model import RunStatus
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import DEAD, DELAYED, READY, RUNNING, new_entry
 from kedge.pipeline.heartbeat import Heartbeat
+from kedge.pipeline.history import find_run
+from kedge.pipeline.session import Session
 from tests.unit.pipeline.test_queues import POSTGRES, serve
 from tests.waiting import Clock, wait_for
 
@@ -143,6 +146,24 @@ def test_an_outage_however_long_gives_no_run_up(store: CheckpointManager, queue:
     handle = queue.submit(meets_outages)
     serve(store, meets_outages, max_takeovers=2)
     assert handle.result(0) == "done"
+
+
+def test_a_run_that_ended_without_an_answer_of_the_store_has_ended(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Session.record
+
+    def unanswered(session: Session, status: RunStatus, **options: Any) -> None:
+        record(session, status, **options)
+        if status is RunStatus.COMPLETED:
+            raise OutcomeUnknown("the connection broke")
+
+    monkeypatch.setattr(Session, "record", unanswered)
+    handle = queue.submit(work, 7)
+    said = serve(store, work)
+    assert handle.result(0) == 7
+    assert find_run(store, handle.key).sessions == 1
+    assert not any("cannot be carried out" in line for line in said)
 
 
 def test_a_store_that_is_broken_stops_a_run_after_so_many_takeovers(
