@@ -26,6 +26,7 @@ from . import (
     shared_runs,
     small_saves,
     startup,
+    transfers,
     trees,
 )
 from .harness import Bench, Missing, Row, log, table, write_json
@@ -69,7 +70,12 @@ CONTAINERS: Rows = {
     "preempt": containers.preempt,
 }
 ENCRYPTION: Rows = {"arrays": encryption.arrays, "small": encryption.small_saves}
-SERVER: Rows = {"pages": server.pages, "look-ups": server.look_ups, "posts": server.durable_posts}
+SERVER: Rows = {
+    "pages": server.pages,
+    "look-ups": server.look_ups,
+    "posts": server.durable_posts,
+    "transfers": transfers.memory,
+}
 SUITES = {
     "store": STORE,
     "pipelines": PIPELINES,

@@ -67,8 +67,8 @@ def pages(bench: Bench) -> list[Row]:
         _filled(bench, name, count).close()
     samples: dict[str, list[float]] = {"small": [], "large": []}
     with (
-        _serving(bench.workspace / "pages-small" / "store") as small,
-        _serving(bench.workspace / "pages-large" / "store") as big,
+        serving(bench.workspace / "pages-small" / "store") as small,
+        serving(bench.workspace / "pages-large" / "store") as big,
         httpx.Client() as client,
     ):
         path = "/api/v1/jobs/job/checkpoints?limit=50"
@@ -91,7 +91,7 @@ def look_ups(bench: Bench) -> list[Row]:
     place = bench.fresh("look-ups") / "store"
     with kedge.open(place) as store:
         saved = store.save("job", "step", {"payload": os.urandom(PAYLOAD_BYTES)})
-    with _serving(place) as ours:
+    with serving(place) as ours:
         path = f"/api/v1/checkpoints/{saved}"
         document = httpx.get(ours + path).text
         with _process([sys.executable, "-c", _BARE, "{port}", document], "/x") as bare:
@@ -116,7 +116,7 @@ def durable_posts(bench: Bench) -> list[Row]:
     rows = []
     with kedge.open(folder / "own") as manager:
         for workers in (1, 2):
-            with _serving(folder / f"store-{workers}", "--workers", str(workers)) as url:
+            with serving(folder / f"store-{workers}", "--workers", str(workers)) as url:
                 samples = interleave(
                     bench.rounds,
                     {
@@ -153,7 +153,7 @@ def _wrk(server: Server, path: str, bench: Bench, *, clients: int, script: Path 
 
 
 @contextmanager
-def _serving(place: Path, *arguments: str) -> Iterator[Server]:
+def serving(place: Path, *arguments: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "kedge", "serve", "--store", str(place), "--port", "{port}"]
     with _process([*command, "--log-level", "warning", *arguments], "/readyz") as url:
         yield url

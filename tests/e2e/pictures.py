@@ -30,6 +30,8 @@ def take() -> None:
                     "history": "/jobs/train-resnet",
                     "state": f"/checkpoints/{known['last']}",
                     "compare": f"/compare?id={known['old']}&id={known['new']}",
+                    "thread": "/jobs/thread:customer-7",
+                    "container": "/jobs/container:counter",
                     "compare-live": f"/compare?id={known['pinned']}&live=train-resnet",
                     "retention": "/jobs/train-resnet/retention?keep_last=5&daily=7&keep_tags=best",
                     "run": "/runs/nightly-tiles",

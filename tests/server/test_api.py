@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from starlette.datastructures import FormData, UploadFile
 
 import kedge
 from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.limits import Limits
+from kedge.server.uploads import Upload
 from tests.server.conftest import client_of, listening
 from tests.waiting import wait_for
 
@@ -70,6 +75,30 @@ def test_multipart_brings_buffers(client: TestClient, store: kedge.CheckpointMan
     assert client.get(f"{here}/download", params={"path": "w"}).content == weights.tobytes()
     assert client.get(f"{here}/download", params={"path": "w", "format": "npy"}).content[:6] == b"\x93NUMPY"
     assert client.get(f"{here}/state").json()["state"]["w"]["shape"] == [600, 1000]
+
+
+def test_a_large_part_is_never_copied_as_a_whole() -> None:
+    """It lies in a file, and the buffer that is saved is that file's memory, whether it becomes bytes or an array."""
+    size = 4 << 20
+    wish = b'{"step": "s", "state": {"w": {"$part": "w"}, "a": {"$part": "a", "dtype": "|u1", "shape": [4194304]}}}'
+    parts = {"checkpoint": wish, "w": b"w" * size, "a": b"a" * size}
+    with ExitStack() as stack:
+        files = {}
+        for name, data in parts.items():
+            file = stack.enter_context(SpooledTemporaryFile(max_size=1 << 20))
+            file.write(data)
+            files[name] = UploadFile(file, filename=name)  # type: ignore[arg-type]
+        files["checkpoint"].file.seek(0)
+        _, encoded = Upload(b"", FormData(files), Limits()).open(stack)
+        for buffer in encoded.buffers:
+            assert isinstance(buffer, memoryview)
+            assert buffer.nbytes == size
+            owner = buffer.obj
+            while isinstance(owner, np.ndarray):
+                owner = owner.base
+            owner = owner.obj if isinstance(owner, memoryview) else owner
+            assert isinstance(owner, mmap.mmap)
+        assert [bytes(buffer[:1]) for buffer in encoded.buffers if isinstance(buffer, memoryview)] == [b"w", b"a"]
 
 
 @pytest.mark.parametrize(

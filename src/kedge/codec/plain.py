@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any
@@ -54,6 +55,17 @@ def _load_complex(payload: bytes, ctx: DecodeContext) -> complex:
 
 def _save_bytes(value: bytes | bytearray, ctx: EncodeContext) -> bytes:
     return ctx.pack([len(value), ctx.place_bytes(memoryview(value))])
+
+
+@dataclass(frozen=True, slots=True)
+class BytesView:
+    """Bytes that are somebody else's memory, such as a mapped file: saved as bytes, and never copied as a whole."""
+
+    view: memoryview
+
+
+def _save_view(value: BytesView, ctx: EncodeContext) -> bytes:
+    return ctx.pack([value.view.nbytes, ctx.place_bytes(value.view)])
 
 
 def _open_bytes(payload: bytes, ctx: DecodeContext) -> tuple[int, Any]:
@@ -326,6 +338,7 @@ def _count(value: object) -> int:
 add(Leaf(Tag.INT, "int", _unused, _load_int))
 add(Leaf(Tag.STR, "str", _unused, _load_str))
 add(Leaf(Tag.COMPLEX, "complex", _save_complex, _load_complex), complex)
+add(Leaf(Tag.BYTES, "bytes", _save_view, _load_bytes), BytesView)
 add(Leaf(Tag.BYTES, "bytes", _save_bytes, _load_bytes), bytes)
 add(Leaf(Tag.BYTEARRAY, "bytearray", _save_bytes, _load_bytearray), bytearray)
 add(Leaf(Tag.DATETIME, "datetime", _save_datetime, _load_datetime), datetime)

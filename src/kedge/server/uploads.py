@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 
 from kedge import codec
 from kedge.codec.json_view import from_json
+from kedge.codec.plain import BytesView
 from kedge.codec.summaries import dtype_size, shape_of
 from kedge.errors import TooLarge, Validation
 from kedge.model import Checkpoint, Lease
@@ -190,7 +191,8 @@ def _fill(value: Any, parts: Mapping[str, memoryview], used: set[str]) -> Any:
         raise Validation(f"there is no part {str(name)[:80]!r}", hint="send it with that name")
     used.add(name)
     if value.keys() == {"$part"}:
-        return bytes(parts[name])
+        part = parts[name]
+        return BytesView(part) if part.nbytes >= SMALL_BYTES else bytes(part)
     if value.keys() != {"$part", "dtype", "shape"}:
         raise Validation('beside "$part" only "dtype" and "shape" are known', hint='{"$part": "w", "dtype": "<f4", …}')
     return _array(parts[name], value["dtype"], value["shape"])
