@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ def docker(engine: Engine) -> Iterator[Docker]:
     (home / "containerd.toml").write_text(_CONFIG.format(home=home))
     (home / "daemon.json").write_text(json.dumps({"runtimes": {"kedge": {"path": str(RUNTIME)}}}))
     places = [f"--data-root={home}/data", f"--exec-root={home}/exec", f"--pidfile={home}/pid"]
+    group = f"kedge-docker-{os.urandom(4).hex()}"
+    places.append(f"--cgroup-parent=/{group}")
     network = ["--iptables=false", "--ip6tables=false", "--bridge=none"]
     socket = f"unix://{home}/docker.sock"
 
@@ -62,6 +65,8 @@ def docker(engine: Engine) -> Iterator[Docker]:
         for daemon in reversed(daemons):
             daemon.terminate()
             daemon.wait(timeout=60)
+        for made in (*Path("/sys/fs/cgroup").glob(f"*/{group}"), *Path("/sys/fs/cgroup").glob(group)):
+            made.rmdir()
 
 
 @pytest.mark.parametrize("propagation", ["private", "shared"])
