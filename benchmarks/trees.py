@@ -59,7 +59,7 @@ def run(bench: Bench) -> list[Row]:
     rows = []
     for name, title, target in (
         ("restic", "restic", 4.0),
-        ("zstd", "tar + zstd + fsync", 1.7),
+        ("zstd", "tar + zstd + fsync", 1.3),
         ("zstd -1 -T0", "tar + zstd -1 -T0 + fsync", None),
     ):
         if name in samples:
