@@ -150,6 +150,7 @@ class Run:
                 timeout_s=self._timeout_s,
                 queue=self._queue,
                 parent="" if self._parent is None else self._parent.key,
+                then=None if self._held else Then(releases_lease=True),
             )
             stack.callback(session.isolation.close)
             watch = watch_here()  # another one, where several threads make the first

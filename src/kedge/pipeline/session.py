@@ -51,6 +51,7 @@ class Session:
         timeout_s: float | None = None,
         queue: str = "",
         parent: str = "",
+        then: Then | None = None,
     ) -> None:
         """Raises Conflict when the job is no run, or that of another pipeline, and Cancelled when it was cancelled.
 
@@ -73,7 +74,7 @@ class Session:
         self.tasks: set[Task[Any]] = set()  # that carry out steps now
         self.began_at = self.session_began_at = time.time()  # of the run; of this session
         self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
-        self.then: Then | None = None  # what else is done in the transaction in which the run is completed
+        self.then = then  # what else is done in the transaction in which the run is completed
         self.completed_at: datetime | None = None  # in an earlier session
         self.chosen_items: dict[str, set[str]] = {}  # by map: only these of the failed ones are tried again
         self._timeout_s = timeout_s
@@ -185,9 +186,9 @@ class Session:
             metadata["is_denied"] = isinstance(error, Denied)
             state["traceback"] = traceback_of(error)
             state["failure"] = Failure.of(error).state()
-        then = None
         if status is RunStatus.COMPLETED and self.result is not None:
-            state["result"], then = self.result[0], self.then
+            state["result"] = self.result[0]
+        then = self.then if status is RunStatus.COMPLETED else None
         save_status(self.store, self.lease, status, state, metadata, then)
 
     def record_progress(self, done: int, total: int | None) -> None:
@@ -309,7 +310,7 @@ class Session:
 
     def end(self, result: object, then: Then | None) -> None:
         """Keep what the pipeline returned, and what is done when that is made durable."""
-        self.result, self.then = (result,), then
+        self.result, self.then = (result,), then or self.then
 
     def leave(self, status: RunStatus, error: BaseException | None) -> None:
         """From here on there are no steps, and no signal raises: the end of the run is being recorded."""

@@ -19,7 +19,7 @@ import pytest
 import kedge
 from kedge.errors import LeaseHeld, LeaseLost, OutcomeUnknown, Unavailable
 from kedge.index.group_commit import Save, Waiting
-from kedge.ports import KEYS, ChunksGone, KeysChanged, Selection, Then, Update
+from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint, Selection, Then, Update
 from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
 from tests.waiting import wait_for
@@ -215,78 +215,93 @@ def test_one_bad_save_of_several_that_commit_together_fails_alone(index: Postgre
     assert len(index.find("job", [f'{n} 9 \\ "{{}}' for n in range(6)])) == 4
 
 
-# the function that commits, check by check
+# the functions that commit, check by check
 
 
-def refused_lease(index: PostgresIndex) -> None:
-    save(index, record(lease_token=index.acquire_lease("job", "me", 60).token + 1))
+def refused_lease(index: PostgresIndex, *beside: NewCheckpoint) -> None:
+    save(index, *beside, record(lease_token=index.acquire_lease("job", "me", 60).token + 1))
 
 
-def held_lease(index: PostgresIndex) -> None:
+def held_lease(index: PostgresIndex, *beside: NewCheckpoint) -> None:
     index.acquire_lease("job", "somebody", 60)
-    save(index)
+    save(index, *beside, record())
 
 
-def lost_chunk(index: PostgresIndex) -> None:
-    save(index, record(has_chunks=True, reused_chunks=[chunk("nowhere").digest]))
+def lost_chunk(index: PostgresIndex, *beside: NewCheckpoint) -> None:
+    save(index, *beside, record(has_chunks=True, reused_chunks=[chunk("nowhere").digest]))
 
 
-def damaged_chunk(index: PostgresIndex) -> None:
+def damaged_chunk(index: PostgresIndex, *beside: NewCheckpoint) -> None:
     bad = chunk("bad")
     save(index, with_chunks(bad))
     index.mark_damaged([bad], True)
-    save(index, record(has_chunks=True, reused_chunks=[bad.digest]))
+    save(index, *beside, record(has_chunks=True, reused_chunks=[bad.digest]))
 
 
-def condemned_pack(index: PostgresIndex) -> None:
+def condemned_pack(index: PostgresIndex, *beside: NewCheckpoint) -> None:
     index.condemn("p1")
-    save(index, with_chunks(chunk("late", pack="p1")))
+    save(index, *beside, with_chunks(chunk("late", pack="p1")))
 
 
-def unknown_parent(index: PostgresIndex) -> None:
-    save(index, record(parent="nobody"))
+def unknown_parent(index: PostgresIndex, *beside: NewCheckpoint) -> None:
+    save(index, *beside, record(parent="nobody"))
 
 
-def old_key(index: PostgresIndex) -> None:
-    save(index, record(key_id="old"))
+def old_key(index: PostgresIndex, *beside: NewCheckpoint) -> None:
+    save(index, *beside, record(key_id="old"))
 
 
-SAFEGUARDS: dict[Any, tuple[str, str]] = {
-    refused_lease: ("coalesce(l.is_live AND l.token = new.token, false)", "true"),
-    held_lease: ("l.is_live IS NOT TRUE", "true"),
-    lost_chunk: ("< cardinality(reused)", "< 0"),
-    damaged_chunk: ("NOT c.is_damaged", "true"),
-    condemned_pack: ("NOT bool_or(named.is_condemned)", "true"),
-    unknown_parent: ("< (SELECT count(DISTINCT p) FROM unnest(parents) p)", "< 0"),
-    old_key: ("key_id IS DISTINCT FROM", "NULL IS DISTINCT FROM NULL AND key_id IS DISTINCT FROM"),
-}
+SAFEGUARDS: list[tuple[str, Any, str, str]] = [
+    ("save_1", refused_lease, "coalesce(l.is_live AND l.token = new.token, false)", "true"),
+    ("save_1", held_lease, "l.is_live IS NOT TRUE", "true"),
+    ("save_1", lost_chunk, "< cardinality(reused)", "< 0"),
+    ("save_1", damaged_chunk, "NOT c.is_damaged", "true"),
+    ("save_1", condemned_pack, "NOT bool_or(named.is_condemned)", "true"),
+    ("save_1", unknown_parent, "< (SELECT count(DISTINCT p) FROM unnest(parents) p)", "< 0"),
+    ("save_1", old_key, "key_id IS DISTINCT FROM", "NULL IS DISTINCT FROM NULL AND key_id IS DISTINCT FROM"),
+    ("save_one_1", refused_lease, "current_token IS DISTINCT FROM token_", "false"),
+    ("save_one_1", held_lease, "current_token IS DISTINCT FROM token_", "false"),
+    ("save_one_1", unknown_parent, "parent_ IS NOT NULL AND", "false AND"),
+    ("save_one_1", old_key, "key_id IS DISTINCT FROM", "NULL IS DISTINCT FROM NULL AND key_id IS DISTINCT FROM"),
+]
 
 
-@pytest.mark.parametrize("attempt", SAFEGUARDS, ids=lambda attempt: attempt.__name__)
-def test_each_check_is_what_refuses(index: PostgresIndex, url: str, attempt: Any) -> None:
+@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: f"{safeguard[0]}-{safeguard[1].__name__}")
+def test_each_check_is_what_refuses(index: PostgresIndex, url: str, safeguard: tuple[str, Any, str, str]) -> None:
     """With the check the save is refused; without it, and with nothing else changed, it is not."""
+    function, attempt, check, nothing = safeguard
     save(index)
+    save(index, record("beside"))
+
+    def beside() -> list[NewCheckpoint]:
+        """Several saves are another function than one alone; both under the same key."""
+        return [record("beside", key_id="old" if attempt is old_key else "")] if function == "save_1" else []
+
     with pytest.raises((LeaseHeld, LeaseLost, ChunksGone, KeysChanged, kedge.NotFound)):
-        attempt(index)
+        attempt(index, *beside())
     sql(url, "UPDATE kedge.lease SET is_live = false")
-    ((text,),) = sql(url, "SELECT pg_get_functiondef('kedge.save_1'::regproc)")
-    check, nothing = SAFEGUARDS[attempt]
+    remove(url, function, check, nothing)
+    index.delete([found.id for found in index.list("job")], actor="me")
+    attempt(index, *beside())
+
+
+def remove(url: str, function: str, check: str, nothing: str) -> None:
+    ((text,),) = sql(url, f"SELECT pg_get_functiondef('kedge.{function}'::regproc)")
     assert check in text
     sql(url, text.replace(check, nothing))
-    index.delete([found.id for found in index.list("job")], actor="me")
-    attempt(index)
 
 
-def test_a_plain_save_is_not_the_first_of_a_job_in_an_encrypted_store(index: PostgresIndex, url: str) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_plain_save_is_not_the_first_of_a_job_in_an_encrypted_store(
+    index: PostgresIndex, url: str, count: int
+) -> None:
     """The lease has made the job (I10). Without the check, and with nothing else changed, it is saved."""
     sql(url, "UPDATE kedge.meta SET value = 'yes' WHERE key = 'encrypted'")
     lease = index.acquire_lease("job", "me", 60)
     with pytest.raises(kedge.Conflict, match="not encrypted"):
-        save(index, record(lease_token=lease.token))
-    ((text,),) = sql(url, "SELECT pg_get_functiondef('kedge.save_1'::regproc)")
-    assert "AND m.value = 'no'" in text
-    sql(url, text.replace("AND m.value = 'no'", ""))
-    save(index, record(lease_token=lease.token))
+        save(index, *(record(lease_token=lease.token) for _ in range(count)))
+    remove(url, "save_one_1" if count == 1 else "save_1", "AND m.value = 'no'", "")
+    save(index, *(record(lease_token=lease.token) for _ in range(count)))
 
 
 @pytest.fixture
@@ -535,7 +550,7 @@ def test_a_store_of_an_earlier_kedge_gets_the_steps_it_lacks(url: str) -> None:
         store.save("job", "step", {"n": 2})
         assert [found.seq for found in store.list("job")] == [1, 2]
     assert sql(url, "SELECT key, value FROM kedge.meta WHERE key IN ('format', 'schema') ORDER BY key") == [
-        ("format", "1"), ("schema", "4"),
+        ("format", "1"), ("schema", "5"),
     ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import ormsgpack
@@ -31,6 +32,7 @@ _OF_SAVE = (
 )
 _OF_TAG = ("integer", "text", "text")
 _OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "integer", "bigint", "bytea")
+_SAVE_ONE = f"kedge.save_one_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + 2))})"
 _SAVE = f"kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 1))})"
 
 MOST_DELETED = 8  # by the function; more are deleted statement by statement
@@ -121,19 +123,21 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
     """
     others = [operation for operation in operations if not isinstance(operation, Save)]
     records = [(record, op.actor) for op in operations if isinstance(op, Save) for record in op.records]
-    of_saves = _save_parameters(records, ns_no, namespace)
+    save, of_saves = _save_parameters(records, ns_no, namespace)
     behind = list(_behind(records)) if of_saves else []
     calls = ["saved"] * bool(of_saves) + [f"kedge.{other.sql}" for other in others]
     calls += [f"CASE WHEN saved IS NOT NULL THEN kedge.{other.sql} END" for other in behind]
     at_us, parameters = now_us(), list[object]()
     for other in (*others, *behind):
         parameters += (ns_no, namespace, *other.parameters(ns_no, at_us))
-    # One statement: a process that is suspended in between would keep the lock of its namespace.
-    first = f" FROM (SELECT {_SAVE} AS saved OFFSET 0) s" if of_saves else ""
+    sql = f"SELECT {', '.join(calls)} FROM (SELECT {save} AS saved OFFSET 0) s"
+    if not (others or behind):
+        sql = f"SELECT {save}"
+    elif not of_saves:
+        sql = f"SELECT {', '.join(calls)}"
     answers: Sequence[Any] = ()
-    if calls:
-        row = db.execute(f"SELECT {', '.join(calls)}{first}", [*parameters, *of_saves], binary=True).fetchone()
-        answers = row or ()
+    if calls:  # one statement: a process that is suspended in between would keep the lock of its namespace
+        answers = db.execute(sql, [*parameters, *of_saves], binary=True).fetchone() or ()
     rest = iter(answers)
     numbers: Sequence[int] | None = next(rest) if of_saves else None
     saved = (
@@ -159,15 +163,20 @@ def _behind(records: Sequence[tuple[NewCheckpoint, str]]) -> Iterator[Delete | R
                 yield ReleaseLease(record.job, record.lease_token)
 
 
-def _save_parameters(records: Sequence[tuple[NewCheckpoint, str]], ns_no: int, namespace: str) -> list[Any]:
-    """[] if there are none, or some that must be looked at by themselves."""
+def _save_parameters(records: Sequence[tuple[NewCheckpoint, str]], ns_no: int, namespace: str) -> tuple[str, list[Any]]:
+    """The function and its parameters; none if there are no saves, or some that must be looked at by themselves."""
     keys = {record.key_id for record, _ in records}
     if len(keys) != 1 or any(record.seq is not None or record.takes_key_from is not None for record, _ in records):
-        return []
+        return "", []
+    if len(records) == 1 and not (records[0][0].new_chunks or records[0][0].reused_chunks):
+        ((record, actor),) = records
+        of_tags = [Array("text", part) if part else None for part in (record.tags.keys(), record.tags.values())]
+        return _SAVE_ONE, [ns_no, namespace, keys.pop() or None, *_values(record, actor, ns_no), *of_tags]
     rows = [_values(record, actor, ns_no) for record, actor in records]
     tags = [(n, *tag) for n, (record, _) in enumerate(records, 1) for tag in record.tags.items()]
     placed = _placed([record for record, _ in records])
-    return [ns_no, namespace, keys.pop() or None, *_columns(_OF_SAVE, rows), *_columns(_OF_TAG, tags), *placed]
+    heads = (ns_no, namespace, keys.pop() or None)
+    return _SAVE, [*heads, *_columns(_OF_SAVE, rows), *_columns(_OF_TAG, tags), *placed]
 
 
 def _values(new: NewCheckpoint, actor: str, ns_no: int) -> tuple[Any, ...]:
@@ -202,6 +211,13 @@ def _columns(kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[Arra
     """An array for each column; None, which the server takes for NULLs, where there is nothing."""
     columns = list(zip(*rows, strict=True)) or [()] * len(kinds)
     return [
-        Array(kind, column) if any(value is not None for value in column) else None
+        _repeated(kind, column) if kind != "bytea" and column[:1] == column[-1:] else _column(kind, column)
         for kind, column in zip(kinds, columns, strict=True)
     ]
+
+
+def _column(kind: str, column: tuple[Any, ...]) -> Array | None:
+    return None if all(value is None for value in column) else Array(kind, column)
+
+
+_repeated = lru_cache(256)(_column)  # what is the same in all saves of a batch is so in the next one, too

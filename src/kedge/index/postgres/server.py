@@ -1,7 +1,7 @@
 """A PostgreSQL server that holds a store: connections, migrations, and its errors as ours.
 
-Safe behind pgbouncer in transaction mode: nothing is prepared, no session is relied on, every table is named with its
-schema. A server that is away for a moment (a restart, a failover) is waited for.
+Safe behind pgbouncer in transaction mode: nothing is prepared there, no session is relied on, every table is named with
+its schema. A server that is away for a moment (a restart, a failover) is waited for.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 CHANNEL = "kedge"  # NOTIFY: "<namespace>:<number of the newest event>"
 MAX_CONNECTIONS = 16  # of one process
+_PREPARED_AFTER = 3  # uses of a statement on a connection without a pooler
 
 _MIGRATING = 0x6B656467  # advisory lock, for one transaction: "kedg"
 _MIGRATION = re.compile(r"(\d{3})\.sql")
@@ -262,9 +263,14 @@ psycopg.adapters.register_dumper(Array, _ArrayDumper)
 
 def _connect(url: str) -> Connection:
     # A server that vanished without a word is noticed after half a minute, not after the kernel's quarter of an hour.
-    return psycopg.connect(
+    connection = psycopg.connect(
         url, autocommit=True, prepare_threshold=None, connect_timeout=10, keepalives_idle=30, tcp_user_timeout=30_000
     )
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    if row is not None and row[0] == connection.info.backend_pid:  # a pooler answers for another process than its own
+        connection.execute("SET plan_cache_mode = force_custom_plan")  # plans last while tables grow
+        connection.prepare_threshold = _PREPARED_AFTER
+    return connection
 
 
 def _version(db: Connection) -> tuple[int, int]:
