@@ -22,7 +22,7 @@ from kedge.index.transactions import held, now_us
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, Lease
 from kedge.ports import CheckpointIds, Chunk, NewCheckpoint, Update
 
-from .server import Array, Connection
+from .server import Array, Connection, run_prepared
 from .writes import PostgresWrites
 
 # What the function takes for each save, chunk and tag, in its order.
@@ -137,7 +137,7 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
         sql = f"SELECT {', '.join(calls)}"
     answers: Sequence[Any] = ()
     if calls:  # one statement: a process that is suspended in between would keep the lock of its namespace
-        answers = db.execute(sql, [*parameters, *of_saves], binary=True).fetchone() or ()
+        answers = run_prepared(db, sql, [*parameters, *of_saves]).fetchone() or ()
     rest = iter(answers)
     numbers: Sequence[int] | None = next(rest) if of_saves else None
     saved = (

@@ -10,10 +10,11 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg.adapt import Dumper
@@ -37,7 +38,8 @@ T = TypeVar("T")
 
 CHANNEL = "kedge"  # NOTIFY: "<namespace>:<number of the newest event>"
 MAX_CONNECTIONS = 16  # of one process
-_PREPARED_AFTER = 3  # uses of a statement on a connection without a pooler
+_PREPARED_AFTER = 3  # uses of a statement
+_unpooled: WeakSet[Connection] = WeakSet()  # connections to the server itself
 
 _MIGRATING = 0x6B656467  # advisory lock, for one transaction: "kedg"
 _MIGRATION = re.compile(r"(\d{3})\.sql")
@@ -91,7 +93,7 @@ class Server:
         return self.backoff.run(attempt)
 
     def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        return self.run(lambda db: db.execute(sql, parameters, binary=True).fetchall())
+        return self.run(lambda db: run_prepared(db, sql, parameters).fetchall())
 
     def one(self, sql: str, *parameters: object) -> tuple[Any, ...] | None:
         rows = self.all(sql, *parameters)
@@ -269,8 +271,20 @@ def _connect(url: str) -> Connection:
     row = connection.execute("SELECT pg_backend_pid()").fetchone()
     if row is not None and row[0] == connection.info.backend_pid:  # a pooler answers for another process than its own
         connection.execute("SET plan_cache_mode = force_custom_plan")  # plans last while tables grow
-        connection.prepare_threshold = _PREPARED_AFTER
+        _unpooled.add(connection)
     return connection
+
+
+def run_prepared(db: Connection, sql: str, parameters: Sequence[object]) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Execute a statement that is used again and again: prepared, if no pooler is in between.
+
+    Only such are prepared, each alone: of those in a pipeline that fails psycopg believes what was not done.
+    """
+    db.prepare_threshold = _PREPARED_AFTER if db in _unpooled else None
+    try:
+        return db.execute(sql, parameters, binary=True)
+    finally:
+        db.prepare_threshold = None
 
 
 def _version(db: Connection) -> tuple[int, int]:
