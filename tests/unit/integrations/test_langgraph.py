@@ -366,8 +366,8 @@ def test_delta_channels_are_rebuilt_also_after_pruning(saver: KedgeSaver) -> Non
 
 
 def test_a_long_conversation_stays_small(tmp_path: Path) -> None:
-    """200 turns of 500 and 1,500 characters: on disk, in the index and again in packs, at most 6 times the final
-    state, every checkpoint readable."""
+    """200 turns of 500 and 1,500 random characters: on disk, in the index and again in packs, by messages and in blocks,
+    at most 7 times the final state, every checkpoint readable."""
     turns = 200
     with KedgeSaver(tmp_path / "s") as saver:
         graph = chat_graph(saver, lambda state: text(1500, len(state["messages"])))
@@ -380,7 +380,7 @@ def test_a_long_conversation_stays_small(tmp_path: Path) -> None:
         assert state is not None
         final = state[0].size_bytes
         assert final > turns * 2000
-        assert size <= 6 * final, f"{size:,} bytes for a final state of {final:,}"
+        assert size <= 7 * final, f"{size:,} bytes for a final state of {final:,}"
         checkpoints = saver.checkpoints(CONFIG)
         assert len(checkpoints) == 3 * turns
         for checkpoint in checkpoints[::20]:

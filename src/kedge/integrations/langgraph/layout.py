@@ -4,9 +4,11 @@ A channel that holds a list is a run of its items; a long value is cut. What was
 as a copy nobody else has, so that the next save encodes only the items that are new or were changed in place, and the
 next load of the same digest decodes nothing.
 
-Many items that are new at once become blocks: a chunk for each item would cost more than it shares. A block that is
-no longer whole, because an item of it was changed or went, is laid item by item from then on. So what stays in a list
-is stored at most twice: in a block, and by itself.
+Older items are joined into blocks: reading a chunk for each would take longer than all the rest. Where a block ends,
+and the next begins, is for its last item to say, so that the same items make the same blocks wherever and by whomever
+they are laid. The first and the last items of a list, which no block has on both sides, are laid by themselves; and so
+are, from then on, those of a block that is no longer whole, because an item of it was changed or went. So what stays in
+a list is stored at most twice: by itself, and in a block.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ SMALL_BYTES = 256  # less stays in the manifest
 LARGE_BYTES = 8192  # up to here pieces as a row of the index holds them; beyond, fewer rows, and pages fill anyway
 LARGE_PIECE_BYTES = 16384
 WHOLE_BYTES = 2048  # less is not worth being shared: chunks of it would take as much again
-MANY_BYTES = 32768  # of new items in a row, from which on they are joined into blocks
-BLOCK_BYTES = 16384  # a block ends with the next item that says so, or at three times that
-_ENDS = 0x07  # one item in eight says so
+MANY_BYTES = 32768  # of a new value, from which on its fields are laid out as channels are
+LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 4096, 24576
+_END_AFTER_BYTES = 8192  # beyond the least, on average
 _AT_ONCE = 64  # items compared
 
 Segment = bytes | Piece  # of an encoded value: joined, the segments are its bytes
@@ -49,7 +51,7 @@ Parts = tuple[bytes, Pieces | None, bytes]  # of a value: bytes, a run where it 
 
 
 class Block:
-    """New items in a row, stored as one piece."""
+    """Items in a row, stored as one piece."""
 
     __slots__ = ("count", "piece")
 
@@ -68,7 +70,7 @@ class Block:
 class Item:
     """One item of a list: encoded, and a copy to compare with and to hand out copies of."""
 
-    __slots__ = ("_copy", "_laid", "_piece_bytes", "_uses", "block", "data", "place")
+    __slots__ = ("_copy", "_ends", "_is_copyable", "_laid", "_piece_bytes", "block", "data", "is_unused", "place")
 
     def __init__(self, data: bytes, piece_bytes: int) -> None:
         """`data`: the value, encoded."""
@@ -76,18 +78,26 @@ class Item:
         self.block: Block | None = None
         self.place = 0  # in the block
         self._piece_bytes = piece_bytes
+        self.is_unused = True  # nobody has asked for its value
         self._copy: Copy | None = None
-        self._uses = 0  # of its copy
+        self._is_copyable = True
+        self._ends: bool | None = None
         self._laid: tuple[bytes, list[Piece], bytes] | None = None
+
+    @property
+    def ends_block(self) -> bool:
+        """Whether a block ends with this item: longer ones are more likely to, so that blocks are alike in size."""
+        if self._ends is None:
+            self._ends = zlib.crc32(self.data) % _END_AFTER_BYTES < len(self.data)
+        return self._ends
 
     def own(self) -> Copy | None:
         """The value, as nobody else has it; None if it is neither compared nor copied, but decoded each time."""
-        if self._copy is None and self._uses >= 0:
+        if self._copy is None and self._is_copyable:
             value = decode_fragment(self.data)
-            if is_copyable(value):
-                self._copy = Copy(value)
-            else:
-                self._uses = -1
+            self._is_copyable = is_copyable(value)
+            self._copy = Copy(value) if self._is_copyable else None
+            self.is_unused = False
         return self._copy
 
     def is_of(self, value: object) -> bool:
@@ -97,8 +107,8 @@ class Item:
 
     def value(self) -> object:
         """The value, shared with nobody. Of the first one no copy is made: most are asked for once."""
-        if self._uses == 0 and self._copy is None:
-            self._uses = 1
+        if self.is_unused:
+            self.is_unused = False
             return decode_fragment(self.data)
         own = self._copy or self.own()
         return decode_fragment(self.data) if own is None else own.again()
@@ -144,6 +154,7 @@ class ListChannel:
         """`earlier`: a list like this one."""
         self.items = items
         self.run: Pieces | None = None  # once it is laid
+        self.settled, self._joined_from = 0, len(items)
         # One that was never laid has nothing to give, and would keep all before it in memory.
         self._earlier = None if earlier is None or earlier.run is None else earlier
         known = 0 if earlier is None else len(earlier.items)
@@ -154,7 +165,15 @@ class ListChannel:
         self._pieces: list[Piece] = []
         self._joints: list[tuple[int, int, bytes]] = []  # after each item: items, pieces, and what is left over
 
+    def join_older(self, settled: int) -> None:
+        """Join items into blocks; up to `settled` that was done."""
+        self.settled, self._joined_from = _join_older(self.items, settled)
+
     def value(self) -> object:
+        if all(item.is_unused for item in self.items):  # together, as each would be by itself, for less
+            for item in self.items:
+                item.is_unused = False
+            return decode_fragment(self.encoded())
         return [item.value() for item in self.items]
 
     def encoded(self) -> bytes:
@@ -191,7 +210,7 @@ class ListChannel:
         earlier = self._earlier
         if earlier is None or not earlier._joints:
             return [], []
-        same = common_length(self.items, earlier.items)
+        same = min(common_length(self.items, earlier.items), self._joined_from)
         if same and (block := self.items[same - 1].block) is not None:
             begin = same - 1 - self.items[same - 1].place
             same = same if begin + block.count <= same else max(begin, 0)
@@ -208,23 +227,17 @@ def _parts(first: bytes, pieces: Sequence[Piece], rest: bytes, earlier: Pieces |
     return first, Pieces(pieces, earlier) if pieces else None, rest
 
 
-def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None, *, joins: bool) -> Channel:
-    """Lay a value out, with what it has in common with an earlier one at the same place.
-
-    With `joins`, many new items in a row become blocks. What may be stored already must not: a block is found again
-    only by whoever knows it.
-    """
+def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None) -> Channel:
+    """Lay a value out, with what it has in common with an earlier one at the same place."""
     if type(value) is list:
-        return lay_list(value, piece_bytes, earlier if isinstance(earlier, ListChannel) else None, joins=joins)
+        return lay_list(value, piece_bytes, earlier if isinstance(earlier, ListChannel) else None)
     data = encode_fragment(value)
-    if joins and earlier is None and len(data) >= MANY_BYTES and type(value) is dict and is_plain_dict(data):
+    if earlier is None and len(data) >= MANY_BYTES and type(value) is dict and is_plain_dict(data):
         return ValueChannel(data, piece_bytes, _cut_fields(value, piece_bytes))
     return ValueChannel(data, piece_bytes, cut(data, value, piece_bytes))
 
 
-def lay_list(
-    values: Sequence[Any], piece_bytes: int, earlier: ListChannel | None = None, *, joins: bool
-) -> ListChannel:
+def lay_list(values: Sequence[Any], piece_bytes: int, earlier: ListChannel | None = None) -> ListChannel:
     """As `lay_channel`, for a list."""
     known = () if earlier is None else earlier.items
     same = _unchanged(known, values)
@@ -232,24 +245,14 @@ def lay_list(
     moved = {old.data: old for old, unmoved in zip_longest(known, same) if unmoved is None}
     stays = 0 if None in same else len(same)
     items: list[Item] = [*known[:stays]]
-    new: list[list[Item]] = [[]]  # in a row each
     for value, item in zip_longest(values[stays:], same[stays:]):
         if item is None:
             data = encode_fragment(value)
-            item = moved.get(data)
-            if item is None:
-                items.append(Item(data, piece_bytes))
-                new[-1].append(items[-1])
-                continue
+            item = moved.get(data) or Item(data, piece_bytes)
         items.append(item)
-        if new[-1]:
-            new.append([])
-    for row in new if joins else ():
-        if sum([len(item.data) for item in row]) >= MANY_BYTES:
-            for block in _blocks(row):
-                if len(block) > 1:
-                    Block(block)
-    return ListChannel(items, earlier)
+    channel = ListChannel(items, earlier)
+    channel.join_older(earlier.settled if earlier is not None and stays >= earlier.settled else 0)
+    return channel
 
 
 def _unchanged(known: Sequence[Item], values: Sequence[Any]) -> list[Item | None]:
@@ -267,23 +270,34 @@ def _unchanged(known: Sequence[Item], values: Sequence[Any]) -> list[Item | None
     return same
 
 
-def _blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Where an item says so a block ends, whatever stands before it: the same items elsewhere make the same blocks."""
-    block: list[Item] = []
-    size = 0
-    for item in items:
-        is_large = len(item.data) > LARGE_BYTES  # its own pieces will do
-        if is_large or size + len(item.data) > 3 * BLOCK_BYTES:
-            yield block
-            block, size = [], 0
-        if is_large:
-            continue
-        block.append(item)
-        size += len(item.data)
-        if size >= BLOCK_BYTES and not zlib.crc32(item.data[-64:]) & _ENDS:
-            yield block
-            block, size = [], 0
-    yield block
+def _join_older(items: Sequence[Item], start: int) -> tuple[int, int]:
+    """Make blocks of the items from `start` on, where one may begin; at 0 none does before an item has ended one.
+
+    Answers where the next block begins, for which items are still to come, and the first item that was joined.
+    """
+    begin, size, joined = start, 0, len(items)
+    may_begin = start > 0
+    for n in range(start, len(items)):
+        item = items[n]
+        length = len(item.data)
+        is_apart = item.block is not None or length > LARGE_BYTES  # the pieces of a large one will do
+        if is_apart or (may_begin and size + length > MOST_BLOCK_BYTES):
+            if may_begin and _join(items[begin:n]):
+                joined = min(joined, begin)
+            begin, size = n, 0
+        size += length
+        if is_apart or (item.ends_block and (size >= LEAST_BLOCK_BYTES or not may_begin)):
+            if may_begin and not is_apart and _join(items[begin : n + 1]):
+                joined = min(joined, begin)
+            begin, size, may_begin = n + 1, 0, True
+    return begin, joined
+
+
+def _join(items: Sequence[Item]) -> bool:
+    if len(items) < 2 or sum([len(item.data) for item in items]) < LEAST_BLOCK_BYTES:
+        return False
+    Block(items)
+    return True
 
 
 def lay_tree(
@@ -364,7 +378,7 @@ def _cut_fields(value: Mapping[str, Any], piece_bytes: int) -> list[Segment]:
     for name, field in value.items():
         segments.append(encode_fragment(name))
         if type(field) is list:
-            pieces, left = lay_list(field, piece_bytes, joins=True).pieces()
+            pieces, left = lay_list(field, piece_bytes).pieces()
             segments += [list_head(len(field)), *pieces, left]
         else:
             segments += cut(encode_fragment(field), field, piece_bytes)

@@ -145,13 +145,12 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             idempotency_key=None if newest is None else f"after {newest}",
         )
         versions = checkpoint["channel_versions"]
-        joins = before is not None or parent is None  # else who was here before us may have stored the same by items
 
         def lay(name: str, value: object) -> Channel:
             known = None if before is None else before.channels.get(name)
             if before and known and name not in new_versions and before.versions.get(name) == versions.get(name):
                 return known  # LangGraph says that it has not changed since
-            return lay_channel(value, self._piece_bytes, known, joins=joins)
+            return lay_channel(value, self._piece_bytes, known)
 
         saved, laid = self._save(request, address, _TREE, head, checkpoint["channel_values"], lay, WHOLE_BYTES)
         if laid is not None:
@@ -179,7 +178,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
 
         def lay(number: str, value: object) -> Channel:
             known = None if before is None else before.channels.get(writes[int(number)][0])
-            return lay_channel(value, self._piece_bytes, known, joins=before is not None)
+            return lay_channel(value, self._piece_bytes, known)
 
         self._save(request, address, _WRITES, task, values, lay)
 
