@@ -366,8 +366,8 @@ def test_delta_channels_are_rebuilt_also_after_pruning(saver: KedgeSaver) -> Non
 
 
 def test_a_long_conversation_stays_small(tmp_path: Path) -> None:
-    """200 turns of 500 and 1,500 random characters: on disk, in the index and again in packs, by messages and in blocks,
-    at most 7 times the final state, every checkpoint readable."""
+    """200 turns of 500 and 1,500 random characters: on disk, in the index and again in packs, one by one and in
+    blocks, at most 7 times the final state, every checkpoint readable."""
     turns = 200
     with KedgeSaver(tmp_path / "s") as saver:
         graph = chat_graph(saver, lambda state: text(1500, len(state["messages"])))

@@ -63,6 +63,20 @@ def test_langchain_and_openai(server: ModelServer, tmp_path: Path) -> None:
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in files)
 
 
+def test_what_litellm_sends(server: ModelServer, tmp_path: Path) -> None:
+    """As litellm 1.106.2 was seen to send it; it cannot be installed beside the openai of these tests."""
+    to_claude = [{"role": "user", "content": [{"type": "text", "text": "to claude"}]}]
+    claude = {"model": "claude-haiku-4-5", "messages": to_claude, "max_tokens": 64000}
+    gpt = {"messages": [{"role": "user", "content": "hello you"}], "model": "gpt-4o-mini"}
+    with proxy(server, tmp_path / "store") as running, httpx2.Client(timeout=60) as plain:
+        for path, asked in (("openai/v1/chat/completions", gpt), ("anthropic/v1/messages", claude)):
+            for body in (asked, {**asked, "stream": True}):
+                first, again = (plain.post(f"{running.url}/{path}", json=body) for _ in range(2))
+                assert first.status_code == again.status_code == 200
+                assert again.text == first.text
+    assert server.calls == {"hello you": 2, "to claude": 2}
+
+
 def test_answers_are_those_of_other_clients(server: ModelServer, tmp_path: Path) -> None:
     asked = {"model": "m", "messages": [{"role": "user", "content": "same"}]}
     with kedge.llm.http_client(store=tmp_path / "store") as client:

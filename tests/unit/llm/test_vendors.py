@@ -121,6 +121,8 @@ def test_an_abandoned_stream_of_gemini_is_not_kept(store: kedge.CheckpointManage
         ("/v1beta/models:generateContent", False),
         ("/v1beta/cachedContents", False),
         ("/v1/batches", False),
+        ("/v1/messages/batches", False),
+        ("/v1/files", False),
         ("/v1/images/edits", False),
         ("/v1/messages", False),
     ],
