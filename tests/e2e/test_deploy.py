@@ -437,11 +437,14 @@ def test_manifests_fit_together() -> None:
     for folder in ("", "uninstall", "kybernate"):
         (kustomization,) = documents(folder, "kustomization.yaml")
         for name in kustomization["resources"]:
-            for one in documents(folder, name) if name != ".." else ():
+            for one in documents(folder, name):
                 assert one["apiVersion"]
                 assert one["kind"]
                 assert one["metadata"]["name"]
-        if folder != "kybernate":
+        if folder == "kybernate":
+            assert kustomization["kind"] == "Component"  # a kustomization that names the folder above is refused
+            assert "# components: [kybernate]" in (DEPLOY / "kustomization.yaml").read_text()
+        else:
             assert [image["name"] for image in kustomization["images"]] == ["kedge-node"]
     (runtime_class,) = documents("runtimeclass.yaml")
     selector = runtime_class["scheduling"]["nodeSelector"]

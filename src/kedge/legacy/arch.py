@@ -133,10 +133,20 @@ def export(checkpoint: Checkpoint, taken: Snapshot, path: Path, *, overwrite: bo
             log = [f"kedge: {checkpoint.id}\n".encode(), b"Dumping finished successfully\n"]
             replace_file(new / "dump.log", lambda out: out.writelines(log))
             if os.path.lexists(target):
-                os.rename(target, _Path(work, "old"))
-            os.rename(new, target)
+                _exchange(new, target, _Path(work, "old"))
+            else:
+                os.rename(new, target)
         sync_directory(target.parent)
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+
+
+def _exchange(new: _Path, target: _Path, old: _Path) -> None:
+    os.rename(target, old)
+    try:
+        os.rename(new, target)
+    except OSError:
+        os.rename(old, target)
+        raise
 
 
 save_checkpoint, restore_checkpoint = save_checkpoint_file, restore_checkpoint_file

@@ -14,7 +14,7 @@ from kedge.model import Checkpoint, RunStatus
 from kedge.pipeline.owner import newest_status
 
 from .artemis import MACHINE
-from .common import SAVED_HERE, Document, mapping, texts
+from .common import SAVED_HERE, Document, mapping, number, texts
 from .folder import is_plain_name
 
 View = Callable[[Checkpoint], Any]  # the state of a checkpoint as plain JSON
@@ -84,9 +84,9 @@ def _old(checkpoint: Checkpoint) -> Document:
     return old if old.get("format") == "jobs" else {}
 
 
-def _file_name(old: object, name: str) -> str:
-    """A name as the old system has it, where that can be the name of a file."""
-    fits = isinstance(old, str) and is_plain_name(old) and len(os.fsencode(old)) <= _MOST_NAME_BYTES
+def _file_name(old: object, name: str, ending: str = "") -> str:
+    """A name as the old system has it, where that can be the name of a file that ends so."""
+    fits = isinstance(old, str) and is_plain_name(old) and len(os.fsencode(old + ending)) <= _MOST_NAME_BYTES
     return str(old) if fits else name
 
 
@@ -112,16 +112,15 @@ def artemis_files(manager: CheckpointManager, job: str, view: View) -> Iterator[
     """
     if job.endswith(MACHINE):
         machine = manager.list(job, limit=1)[0]
-        card = mapping(machine.metadata.get("legacy")).get("job")
-        yield f"{_file_name(card, job.removesuffix(MACHINE))}_state.json", view(machine)
+        card = _file_name(mapping(machine.metadata.get("legacy")).get("job"), job.removesuffix(MACHINE), "_state")
+        yield f"{card}_state.json", view(machine)
         return
     document = artemis_card(manager, job, view)
-    card_id, status = document["card_id"], document["status"]
-    card = _file_name(card_id, job)
+    card, status = _file_name(document["card_id"], job, "_checkpoints"), document["status"]
     records = manager.list(job, tags={"kind": "run"})
     origins = {str(kind): r for r in records if (kind := mapping(r.metadata.get("legacy")).get("kind"))}
     if "card" in origins or not origins.keys() & _LAYOUTS.keys():
-        yield f"{card}.json", document
+        yield f"{_file_name(document['card_id'], job)}.json", document
     for kind, (name, continued) in _LAYOUTS.items():
         if kind in origins:
             old = view(origins[kind])
@@ -201,7 +200,7 @@ def _continued_index(old: Document, stages: list[Document], status: str | None) 
     done = {s["stage_name"]: s["result"] for s in stages if s["status"] != "failed"}
     if not done:
         return old
-    known = dict(list(mapping(old["results"]).items())[: old["last_completed_stage"] + 1])
+    known = dict(list(mapping(old["results"]).items())[: number(old["last_completed_stage"], -1) + 1])
     results = {**known, **done}
     return {**old, "results": results, "last_completed_stage": len(results) - 1, "timestamp": stages[-1]["end_time"]}
 
