@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -16,9 +17,10 @@ FOLDER = Path(__file__).parents[2] / "docs" / "images"
 
 
 def take() -> None:
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         place = Path(folder) / "store"
-        known = fill(place, pace_s=0.02)
+        known = fill(place, pace_s=0.02)  # before the browser, whose event loop runs in this thread
+        playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         with served(place) as address:
             for name, scheme in (("", "light"), ("-dark", "dark")):
