@@ -337,7 +337,7 @@ class Saving(Loading):
 
     def _branch(self, source: Stored, request: Request, actor: str) -> Checkpoint:
         record = branch_record(*source, request, self.chunks(source[1]), *self._identity(request))
-        for _ in range(_MAX_ATTEMPTS):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
                 with self.under_current_key(record) as current:
                     (checkpoint,) = self.index.commit((current,), actor=actor)
@@ -348,10 +348,15 @@ class Saving(Loading):
                     raise _id_exists(record.id) from None
                 record = replace(record, id=self.new_id(record.step, record.created_us))
             except ChunksGone as gone:
-                if self.vault is None or not self.knows(source[0].id):
+                if not self.knows(source[0].id):
                     raise NotFound(
                         f"the checkpoint to copy to job {record.job} was deleted meanwhile",
                         hint="choose another one",
+                    ) from gone
+                if self.vault is None or attempt == _MAX_ATTEMPTS:
+                    raise Corrupted(
+                        f"checkpoint {source[0].id} is damaged: {len(gone.digests)} of its chunks cannot be reused",
+                        hint="kedge check names what is damaged; choose another one",
                     ) from gone
                 self.refresh_keys()  # they are being changed, and its chunks have other names now
             else:

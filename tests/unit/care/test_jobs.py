@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import kedge
 from kedge.manager import CheckpointManager
+from tests.parts import require
 
 
 @pytest.fixture(params=["", "files:", "memory:"])
@@ -83,3 +85,20 @@ def test_pages_of_jobs_leave_deleted_ones_out(store: CheckpointManager) -> None:
     assert [job.name for job in store.jobs(limit=2)] == ["b", "e"]
     assert [job.name for job in store.jobs(limit=2, after="b")] == ["e"]
     assert store.jobs("c") == store.jobs("c", limit=1) == []
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["plain", "encrypted"])
+def test_a_damaged_checkpoint_that_is_copied_is_not_called_deleted(tmp_path: Path, key: bytes | None) -> None:
+    if key is not None:
+        require("module:cryptography")
+    with kedge.open(tmp_path / "store", key=key or "none") as store:
+        damaged = store.save("job", "step", os.urandom(300_000))
+    (pack,) = (tmp_path / "store" / "packs").iterdir()
+    data = bytearray(pack.read_bytes())
+    data[5000] ^= 1
+    pack.write_bytes(data)
+    with kedge.open(tmp_path / "store", key=key or "none") as store:
+        assert store.verify().corrupted == (damaged,)
+        with pytest.raises(kedge.Corrupted, match=damaged):
+            store.copy("job", "new")
+        assert store.list("new") == []
