@@ -251,7 +251,7 @@ def test_a_receiver_that_says_one_byte_at_a_time_is_left(monkeypatch: pytest.Mon
         def drip() -> None:
             connection = listener.accept()[0]
             with connection:
-                while not stop.wait(0.01):
+                while not stop.wait(0.01):  # limit: the pace of what drips
                     try:
                         connection.sendall(b"H")
                     except OSError:
