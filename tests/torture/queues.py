@@ -108,13 +108,18 @@ class Storm:
         self.counts[action.__name__] += 1
 
     def wait(self, is_reached: Callable[[], bool]) -> None:
-        """Until then, or until nothing is left to be done."""
+        """Until then, or until nothing is left to be done, as long as anything goes on."""
+        executed, is_over = -1, False
 
         def look() -> bool:
+            nonlocal is_over
             self.farm.check_alive()
-            return is_reached() or self.is_done()
+            is_over = is_reached() or self.is_done()
+            return is_over or self.farm.executed() > executed
 
-        wait_for(look, f"nothing goes on: {self.farm.said()}", PATIENCE_S)
+        while not is_over:
+            executed = self.farm.executed()
+            wait_for(look, f"nothing goes on: {self.farm.said()}", PATIENCE_S)
 
     def is_done(self) -> bool:
         return len(self.queue) == 0
