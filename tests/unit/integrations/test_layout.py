@@ -283,3 +283,16 @@ def test_a_small_list_that_is_put_often_keeps_no_earlier_one_in_memory() -> None
         assert last.size_bytes == len(encode("a")) + 1
     del first
     assert gone() is None
+
+
+def test_a_list_that_is_laid_twice_is_in_the_same_blocks() -> None:
+    """As by a task that writes it whole, and then by the checkpoint; or by two branches."""
+    rnd = random.Random(1)
+    items, laid = [text(rnd, 900)], lay_list([], 896)
+    for _ in range(100):
+        items = [*items, text(rnd, 900)]
+        written, laid = lay_list(items, 896, laid), lay_list(items, 896, laid)
+        pieces = [piece.digest for piece in written.pieces()[0]]
+        assert [piece.digest for piece in laid.pieces()[0]] == pieces
+        assert laid.parts
+    assert [piece.digest for piece in lay_list(items, 896).pieces()[0]] == pieces

@@ -66,6 +66,17 @@ class Block:
         there = items[start : start + self.count]
         return len(there) == self.count and all(i.block is self and i.place == n for n, i in enumerate(there))
 
+    def takes(self, items: Sequence[Item], start: int) -> bool:
+        """As `is_at`, also of items that are the same as its own, such as a task has written before."""
+        if self.is_at(items, start):
+            return True
+        there = items[start : start + self.count]
+        if b"".join([item.data for item in there]) != self.piece.data or len(there) != self.count:
+            return False
+        for place, item in enumerate(there):
+            item.block, item.place = self, place
+        return True
+
 
 class Item:
     """One item of a list: encoded, and a copy to compare with and to hand out copies of."""
@@ -280,6 +291,8 @@ def _join_older(items: Sequence[Item], start: int) -> tuple[int, int]:
     for n in range(start, len(items)):
         item = items[n]
         length = len(item.data)
+        if item.block is not None and item.place == 0 and item.block.takes(items, n):
+            joined = min(joined, n)  # by whoever laid a list like this one
         is_apart = item.block is not None or length > LARGE_BYTES  # the pieces of a large one will do
         if is_apart or (may_begin and size + length > MOST_BLOCK_BYTES):
             if may_begin and _join(items[begin:n]):
