@@ -64,10 +64,10 @@ def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = No
 
     What an adapter or encryption needs is imported only when it is used.
     """
-    if (kept := _kept_at(url)) is not None:
+    if (directory := _kept_at(url)) is not None:
         from .care.kept_memory import KeptMemory
 
-        return KeptMemory(open_store(kept, namespace, create=create, lock=lock, actor=actor))
+        return KeptMemory(open_store(directory, namespace, create=create, lock=lock, actor=actor))
     store = _open_plain(url, namespace, create=create)
     try:
         if lock is not None:
@@ -135,9 +135,11 @@ def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | No
     from .crypto import key_id_of
 
     with closing(_open_plain(url, namespace, create=False)) as plain:
-        present, found = plain.index.keyring(), keys.keyring_for(plain.index.store_id, namespace)
-        if found is not None and not plain.index.jobs(limit=1):
-            plain.index.set_keyring(found, key_id_of(found), replacing=present, actor=keys.shown_as(namespace, actor))
+        present, keyring = plain.index.keyring(), keys.keyring_for(plain.index.store_id, namespace)
+        if keyring is not None and not plain.index.jobs(limit=1):
+            plain.index.set_keyring(
+                keyring, key_id_of(keyring), replacing=present, actor=keys.shown_as(namespace, actor)
+            )
     return open_store(url, namespace, create=False, lock=lock, actor=actor)
 
 

@@ -79,7 +79,7 @@ class Copying:
         self._total_bytes = (
             self.source.stored_bytes()
             if jobs is None
-            else sum(found.stored_bytes for job in jobs if (found := self.source.job(job)) is not None)
+            else sum(entry.stored_bytes for job in jobs if (entry := self.source.job(job)) is not None)
         )
         for job in self._jobs() if jobs is None else jobs:
             self._copy_job(job)
@@ -108,16 +108,16 @@ class Copying:
 
     def _reserve_numbers(self, job: str) -> None:
         """In stores that are here; a service gives out the number behind the newest checkpoint it was sent."""
-        found, there = self.source.job(job), self.target.job(job)
+        here, there = self.source.job(job), self.target.job(job)
         if not isinstance(self.target, LocalStore) or (there is None and self.since_us is not None):
             return  # nothing of the job was wanted
-        if found is not None and found.last_seq > (there.last_seq if there else 0):
-            self.target.index.reserve_numbers(job, found.last_seq)
+        if here is not None and here.last_seq > (there.last_seq if there else 0):
+            self.target.index.reserve_numbers(job, here.last_seq)
 
     def _copy_retention(self, job: str) -> None:
-        found, there = self.source.job(job), self.target.job(job)
-        if found is not None and found.retention != (there.retention if there else None):
-            self.target.set_retention(job, found.retention, actor=self.actor)
+        here, there = self.source.job(job), self.target.job(job)
+        if here is not None and here.retention != (there.retention if there else None):
+            self.target.set_retention(job, here.retention, actor=self.actor)
 
     def _copy_page(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
         known = {c.id: c for c in there}
@@ -172,10 +172,10 @@ class Copying:
         if not exported:
             return
         saved = self.target.adopt(exported, self._read, actor=self.actor, moved=self._moved)
-        for each, checkpoint in zip(exported, saved, strict=True):
-            self._arrived(each.record, checkpoint)
-            if not each.references:
-                self._advance(each.record.stored_bytes)
+        for export, checkpoint in zip(exported, saved, strict=True):
+            self._arrived(export.record, checkpoint)
+            if not export.references:
+                self._advance(export.record.stored_bytes)
 
     def _read(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
         return self.source.read_chunks(digests)
@@ -207,11 +207,11 @@ class Copying:
         if self.source.knows(checkpoint_id):  # else deleted meanwhile
             self._count(damaged=(checkpoint_id,))
 
-    def _arrived(self, record: NewCheckpoint, found: Checkpoint) -> None:
+    def _arrived(self, record: NewCheckpoint, checkpoint: Checkpoint) -> None:
         """Count a copy, after making sure that the target has this very checkpoint."""
         same = (record.id, record.job, record.seq, record.size_bytes)
-        is_other = not self.target.is_encrypted and found.digest != record.digest.hex()
-        if is_other or (found.id, found.job, found.seq, found.size_bytes) != same:
+        is_other = not self.target.is_encrypted and checkpoint.digest != record.digest.hex()
+        if is_other or (checkpoint.id, checkpoint.job, checkpoint.seq, checkpoint.size_bytes) != same:
             raise _differs(record.id, record.job)
         self._count(copied=1, size_bytes=record.size_bytes)
 

@@ -60,8 +60,8 @@ def find_place(source: Index, target: Index, scope: Scope) -> Place | None:
     for _ in range(_LOOK_BACK // _PAGE):
         page = target.events(limit=_PAGE, newest=True, before=before)
         for event in reversed(page):
-            if event.action == ACTION and (found := _parse(event.detail, source, scope)) is not None:
-                place, chain = found
+            if event.action == ACTION and (parsed := _parse(event.detail, source, scope)) is not None:
+                place, chain = parsed
                 return place if _chain_at(source, place.event) == chain else None
         if len(page) < _PAGE:
             return None
@@ -87,18 +87,18 @@ def note_place(source: Index, target: Index, scope: Scope, last: Event, left_out
 def _parse(detail: str, source: Index, scope: Scope) -> tuple[Place, str] | None:
     """A place in `source` that will do for `scope`, and the chain that must be there. Others write events too."""
     try:
-        found = json.loads(detail)
-        is_ours = (found["source"], found["namespace"]) == (source.store_id, source.namespace)
-        if not is_ours or not Scope(found["job"], found["since_us"], found["mirror"]).covers(scope):
+        document = json.loads(detail)
+        is_ours = (document["source"], document["namespace"]) == (source.store_id, source.namespace)
+        if not is_ours or not Scope(document["job"], document["since_us"], document["mirror"]).covers(scope):
             return None
-        return Place(int(found["event"]), tuple(map(str, found["left_out"]))), str(found["chain"])
+        return Place(int(document["event"]), tuple(map(str, document["left_out"]))), str(document["chain"])
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def _chain_at(source: Index, event: int) -> str | None:
-    found = source.events(event - 1, 1)
-    return found[0].chain if found and found[0].id == event else None
+    events = source.events(event - 1, 1)
+    return events[0].chain if events and events[0].id == event else None
 
 
 class Following:

@@ -55,10 +55,10 @@ def collect(store: LocalStore, *, actor: str, progress: Callable[[int, int], Non
     store.blobs.seal()
     unused, _, _ = _remove_unused(store, None)
     rewritten, damaged = _compact(store)
-    removed, kept, bytes_kept = _remove_unused(store, progress)
+    removed, packs_left, bytes_kept = _remove_unused(store, progress)
     removed += unused
     bytes_freed = max(0, bytes_before - bytes_kept)  # what compaction wrote counts against it
-    report = GcReport(chunks_removed, removed, rewritten, bytes_freed, kept, bytes_kept, tuple(damaged))
+    report = GcReport(chunks_removed, removed, rewritten, bytes_freed, packs_left, bytes_kept, tuple(damaged))
     if removed or chunks_removed:
         detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
         store.index.append_event("gc", actor=actor, detail=detail)
@@ -122,17 +122,17 @@ def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | Non
     """Delete the packs that nothing names; answers how many went, how many stayed, and the bytes of those."""
     used = {use.pack for use in store.index.packs()}
     locked = store.index.locked().keys()
-    removed = kept = bytes_kept = 0
+    removed = left = bytes_kept = 0
     present = list(store.blobs.packs())
     for done, (pack, size) in enumerate(present, 1):
         if pack not in used and not _tells_of(store, pack, locked) and _remove(store, pack):
             removed += 1
         else:
-            kept += 1
+            left += 1
             bytes_kept += size
         if progress:
             progress(done, len(present))
-    return removed, kept, bytes_kept
+    return removed, left, bytes_kept
 
 
 def _remove(store: LocalStore, pack: str) -> bool:

@@ -19,17 +19,17 @@ class KeptMemory(LocalStore):
     What is kept may be encrypted; memory is not, whatever it is part of.
     """
 
-    def __init__(self, kept: LocalStore) -> None:
-        super().__init__(SqliteIndex(None, namespace=kept.index.namespace), MemoryBlobs())
-        self._kept = kept
+    def __init__(self, disk: LocalStore) -> None:
+        super().__init__(SqliteIndex(None, namespace=disk.index.namespace), MemoryBlobs())
+        self._kept = disk
         self._is_kept = False
         try:
-            Copying(kept, self, actor="kedge").copy()
+            Copying(disk, self, actor="kedge").copy()
             newest = self.index.events(limit=1, newest=True)
             self._opened_at = newest[0].id if newest else 0  # the event up to which memory is what was kept
         except BaseException:
             self._is_kept = True
-            kept.close()
+            disk.close()
             raise
 
     def at_rest(self) -> LocalStore:

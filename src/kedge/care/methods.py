@@ -228,11 +228,11 @@ class CaringManager:
         return self._care.stats(None if job is None else parse_name("job", job))
 
 
-def _same_place(one: CaringManager, other: CaringManager) -> bool:
+def _same_place(mine: CaringManager, other: CaringManager) -> bool:
     """Whether both work in the same namespace of the same store, as far as their URLs tell."""
-    here, there = directory_of(one.url), directory_of(other.url)
-    is_same = one.url == other.url != "memory:" if here is None or there is None else here.resolve() == there.resolve()
-    return is_same and one.namespace == other.namespace
+    here, there = directory_of(mine.url), directory_of(other.url)
+    is_same = mine.url == other.url != "memory:" if here is None or there is None else here.resolve() == there.resolve()
+    return is_same and mine.namespace == other.namespace
 
 
 def _check_policy(policy: object) -> None:

@@ -118,8 +118,8 @@ def _parse_keep_tags(tags: object) -> tuple[str, ...]:
 def parse_duration(duration: timedelta | str) -> timedelta:
     """A timedelta of whole seconds, or text of numbers with units: "90m", "36h", "7d", "2w", "1d12h"."""
     if isinstance(duration, str):
-        found = _DURATION.fullmatch(duration.strip())
-        amounts = found.groups(default="0") if found else ()
+        match = _DURATION.fullmatch(duration.strip())
+        amounts = match.groups(default="0") if match else ()
         try:
             seconds = sum(int(n) * unit_s for n, unit_s in zip(amounts, _UNITS_S.values(), strict=False))
             parsed = timedelta(seconds=seconds)

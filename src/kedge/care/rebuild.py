@@ -74,28 +74,28 @@ def rebuild(
     by_namespace: dict[str, _Found] = {}
     opening = keys or NoKeys()
     for record in read_packs(blobs, packs, opening, progress):
-        found = by_namespace.setdefault(record.namespace, _Found())
+        content = by_namespace.setdefault(record.namespace, _Found())
         for chunk in record.chunks:
             if chunk.pack in packs:
-                found.places.setdefault(chunk.digest, chunk)
-        _add_saves(found.records, record.saves)
+                content.places.setdefault(chunk.digest, chunk)
+        _add_saves(content.records, record.saves)
     if opening.locked and not by_namespace and not any(of_namespace.rows for of_namespace in known.values()):
         raise _wrong_key(opening.locked, keys)
     added = from_packs = 0
     corrupted: list[str] = []
     closed = {name: master for name, master in opening.closed.items() if name not in by_namespace}
     for namespace in {*by_namespace, *known} - closed.keys():
-        found, elsewhere = by_namespace.setdefault(namespace, _Found()), known.get(namespace, Known())
-        found.places.update(_present(elsewhere.chunks, packs))
+        content, elsewhere = by_namespace.setdefault(namespace, _Found()), known.get(namespace, Known())
+        content.places.update(_present(elsewhere.chunks, packs))
         with open_store(namespace) as store:
             rows, lost = _open_rows(store, elsewhere.rows)
-            told = {i: record for i, record in found.records.items() if i not in elsewhere.deleted}
-            found.records = {**told, **rows}
-            new, damaged = _add(store, found, actor)
+            recorded = {i: record for i, record in content.records.items() if i not in elsewhere.deleted}
+            content.records = {**recorded, **rows}
+            new, damaged = _add(store, content, actor)
         added += len(new)
         from_packs += len(new - rows.keys())
-        corrupted += [*(i for i in lost if i not in found.records), *damaged]
-    count = sum(len(found.records) for found in by_namespace.values())
+        corrupted += [*(i for i in lost if i not in content.records), *damaged]
+    count = sum(len(content.records) for content in by_namespace.values())
     return RebuildReport(len(packs), count, added, from_packs, tuple(corrupted), dict(opening.locked), closed)
 
 
@@ -118,15 +118,15 @@ def _present(chunks: Iterable[Chunk], packs: Mapping[str, int]) -> Iterator[tupl
             yield chunk.digest, replace(chunk, pack="", offset=0)
 
 
-def _add(store: LocalStore, found: _Found, actor: str) -> tuple[set[str], list[str]]:
+def _add(store: LocalStore, content: _Found, actor: str) -> tuple[set[str], list[str]]:
     """The IDs that the index has now and had not, and those of them that cannot be loaded."""
     deleted = _deleted(store.index)
-    missing = {i: r for i, r in found.records.items() if i not in deleted and not store.knows(i)}
+    missing = {i: r for i, r in content.records.items() if i not in deleted and not store.knows(i)}
 
     def locate(digests: list[bytes]) -> dict[bytes, Chunk]:
         """Where the index says, else where the packs say."""
         known = store.index.locate(digests)
-        return {d: known.get(d) or found.places[d] for d in digests if d in known or d in found.places}
+        return {d: known.get(d) or content.places[d] for d in digests if d in known or d in content.places}
 
     store.reader = ChunkReader(store.blobs, lambda digests: locate(list(digests)), store.pool, store.vault)
     added: set[str] = set()

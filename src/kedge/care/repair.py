@@ -63,25 +63,25 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
         old = path / (marker.index if marker else _first_index(path))
         is_cut = lacks_log(str(old))
         with _writers_kept_out(old):
-            found = salvage(old)
-            store_id = marker.store_id if marker else found.meta.get("store_id") or os.urandom(16).hex()
-            keys = _find_keys(path, store_id, found, master, marker)
+            salvaged = salvage(old)
+            store_id = marker.store_id if marker else salvaged.meta.get("store_id") or os.urandom(16).hex()
+            keys = _find_keys(path, store_id, salvaged, master, marker)
             new = path / _next_index(path, old.name)
             with closing(PackBlobs(str(path / PACKS))) as blobs:
-                opened = _opening(new, blobs, store_id, found, keys, actor)
-                report = rebuild(blobs, opened, actor=actor, keys=keys, known=_known(found, keys))
-            carried = _carry_closed(new, store_id, found, read_keyrings(path), report.closed)
+                opened = _opening(new, blobs, store_id, salvaged, keys, actor)
+                report = rebuild(blobs, opened, actor=actor, keys=keys, known=_known(salvaged, keys))
+            carried = _carry_closed(new, store_id, salvaged, read_keyrings(path), report.closed)
             sync_directory(path)
             write_marker(path, Marker(store_id, new.name, is_encrypted=keys is not None))
             has_old = old.exists()
-            kept = _put_aside(path, old)
-    is_complete = found.is_complete and not is_cut
+            aside = _put_aside(path, old)
+    is_complete = salvaged.is_complete and not is_cut
     added = report.added + carried
-    return RepairReport(added, report.from_packs, report.corrupted, is_complete, str(kept) if has_old else "")
+    return RepairReport(added, report.from_packs, report.corrupted, is_complete, str(aside) if has_old else "")
 
 
 def _carry_closed(
-    new: Path, store_id: str, found: Salvaged, copies: Mapping[str, str], closed: Mapping[str, str]
+    new: Path, store_id: str, salvaged: Salvaged, copies: Mapping[str, str], closed: Mapping[str, str]
 ) -> int:
     """Namespaces under other keys keep their keyrings and what the old index has of them; answers how much that is.
 
@@ -92,23 +92,30 @@ def _carry_closed(
         from kedge.crypto import key_id_of
 
         for namespace in closed:
-            if text := found.meta.get(f"keyring:{namespace}") or copies.get(namespace):
-                carried += put_sealed(new, namespace, text, key_id_of(text), found)
+            if text := salvaged.meta.get(f"keyring:{namespace}") or copies.get(namespace):
+                carried += put_sealed(new, namespace, text, key_id_of(text), salvaged)
         with closing(SqliteIndex(str(new), store_id=store_id)) as index:
             index.accept(closed)
     return carried
 
 
-def _known(found: Salvaged, keys: FoundKeys | None) -> dict[str, Known]:
+def _known(salvaged: Salvaged, keys: FoundKeys | None) -> dict[str, Known]:
     """What the old index still gives, by namespace."""
-    namespaces = {"default", *found.checkpoints, *found.jobs, *found.chunks, *(keys.namespaces if keys else ())}
+    namespaces = {
+        "default",
+        *salvaged.checkpoints,
+        *salvaged.jobs,
+        *salvaged.chunks,
+        *(keys.namespaces if keys else ()),
+    }
     return {
-        name: Known(found.checkpoints.get(name, ()), found.chunks.get(name, ()), found.deleted) for name in namespaces
+        name: Known(salvaged.checkpoints.get(name, ()), salvaged.chunks.get(name, ()), salvaged.deleted)
+        for name in namespaces
     }
 
 
 def _opening(
-    new: Path, blobs: PackBlobs, store_id: str, found: Salvaged, keys: FoundKeys | None, actor: str
+    new: Path, blobs: PackBlobs, store_id: str, salvaged: Salvaged, keys: FoundKeys | None, actor: str
 ) -> Callable[[str], AbstractContextManager[LocalStore]]:
     @contextmanager
     def opened(namespace: str) -> Iterator[LocalStore]:
@@ -118,20 +125,22 @@ def _opening(
             yield store
         finally:
             store.index.close()
-        put_jobs(new, namespace, found.jobs.get(namespace, []))
+        put_jobs(new, namespace, salvaged.jobs.get(namespace, []))
 
     return opened
 
 
 def _find_keys(
-    path: Path, store_id: str, found: Salvaged, master: MasterKey | None, marker: Marker | None
+    path: Path, store_id: str, salvaged: Salvaged, master: MasterKey | None, marker: Marker | None
 ) -> FoundKeys | None:
     """The keys of an encrypted store, as far as its index or the copy beside it has them; None if it is plain."""
     copies = read_keyrings(path)
-    kept = {name.removeprefix("keyring:"): text for name, text in found.meta.items() if name.startswith("keyring:")}
-    if not copies and not kept and not (marker and marker.is_encrypted):
+    keyrings = {
+        name.removeprefix("keyring:"): text for name, text in salvaged.meta.items() if name.startswith("keyring:")
+    }
+    if not copies and not keyrings and not (marker and marker.is_encrypted):
         return None
-    return gather_keys(master, [(store_id, *keyring) for keyring in [*kept.items(), *copies.items()]])
+    return gather_keys(master, [(store_id, *keyring) for keyring in [*keyrings.items(), *copies.items()]])
 
 
 def gather_keys(master: MasterKey | None, keyrings: Sequence[tuple[str, str, str]]) -> FoundKeys:
@@ -189,17 +198,17 @@ def _writers_kept_out(index: Path) -> Iterator[None]:
 
 def _indexes(path: Path) -> dict[int, str]:
     """Index files in the store, by their number."""
-    found = {}
+    names = {}
     for name in os.listdir(path):
         if match := _INDEX.fullmatch(name):
-            found[int(match[1] or 1)] = name
-    return found
+            names[int(match[1] or 1)] = name
+    return names
 
 
 def _first_index(path: Path) -> str:
     """Which index a store without a readable marker has: a killed repair leaves a younger one, unfinished."""
-    found = _indexes(path)
-    return found[min(found)] if found else INDEX
+    names = _indexes(path)
+    return names[min(names)] if names else INDEX
 
 
 def _next_index(path: Path, old: str) -> str:
@@ -210,10 +219,10 @@ def _next_index(path: Path, old: str) -> str:
 
 def _put_aside(path: Path, old: Path) -> Path:
     """Keep the old index under another name. It is out of use already, so the order does not matter."""
-    kept = path / f"{old.stem}.damaged-{time.time_ns()}"
+    aside = path / f"{old.stem}.damaged-{time.time_ns()}"
     for suffix in ("", "-wal", "-shm", STATE, QUEUE):
         part = path / (old.name + suffix)
         if part.exists():
-            os.rename(part, str(kept) + suffix)
+            os.rename(part, str(aside) + suffix)
     sync_directory(path)
-    return kept
+    return aside

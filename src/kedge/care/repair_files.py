@@ -62,19 +62,19 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
         new = inside / f"rebuilt-{time.time_ns()}"
         make_folder(new)
         is_complete = _begin(journal, new)
-        told = _read_files(path)
-        keys = _find_keys(inside, new, told, master)
+        shown_rows = _read_files(path)
+        keys = _find_keys(inside, new, shown_rows, master)
         blobs = PackBlobs(str(inside / "packs"))
         try:
-            known = {namespace: Known([row for row in found.values() if row]) for namespace, found in told.items()}
+            known = {namespace: Known([row for row in rows.values() if row]) for namespace, rows in shown_rows.items()}
             report = rebuild(blobs, _opening(inside, new, keys, actor), actor=actor, keys=keys, known=known)
             with closing(FilesIndex(new)) as index:
                 index.accept(report.closed)
         finally:
             blobs.close()
-        count, is_lost = _put_aside(path, new, told)
-        kept = _put_in_place(inside, new)
-    return RepairReport(count, report.added, report.corrupted, is_complete and not is_lost, kept)
+        count, is_lost = _put_aside(path, new, shown_rows)
+        aside = _put_in_place(inside, new)
+    return RepairReport(count, report.added, report.corrupted, is_complete and not is_lost, aside)
 
 
 def _begin(journal: Journal, new: Path) -> bool:
@@ -92,7 +92,7 @@ def _begin(journal: Journal, new: Path) -> bool:
 
 def _read_files(path: Path) -> Told:
     """What the readable files say. One that somebody changed does not match its digest any more."""
-    told: Told = {}
+    shown_rows: Told = {}
     for file in path.glob("**/*.json"):
         parts = file.relative_to(path).parts
         if INSIDE in parts or len(parts) not in (3, 4) or (len(parts) == 4 and parts[0][:1] != "@"):
@@ -101,10 +101,10 @@ def _read_files(path: Path) -> Told:
         try:
             shown = json.loads(file.read_bytes()) if file.stat().st_size <= _MAX_FILE_BYTES else None
             if isinstance(shown, dict) and f"{shown.get('id')}.json" == file.name:
-                told.setdefault(parse_name("namespace", namespace), {})[file] = _row(shown)
+                shown_rows.setdefault(parse_name("namespace", namespace), {})[file] = _row(shown)
         except (ValueError, KeyError, TypeError, OSError):
             continue
-    return told
+    return shown_rows
 
 
 def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
@@ -140,18 +140,18 @@ def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
     )
 
 
-def _find_keys(inside: Path, new: Path, told: Told, master: MasterKey | None) -> FoundKeys | None:
+def _find_keys(inside: Path, new: Path, shown_rows: Told, master: MasterKey | None) -> FoundKeys | None:
     """The keys of an encrypted store, as far as the old journal and the copy beside it have them; None if plain."""
     copies = read_keyrings(inside)
-    kept: dict[str, tuple[str, str]] = {}
-    for namespace in {DEFAULT, *copies, *told}:
+    keyrings: dict[str, tuple[str, str]] = {}
+    for namespace in {DEFAULT, *copies, *shown_rows}:
         with closing(FilesIndex(new, namespace=namespace)) as index:
             if (text := index.keyring()) is not None:
-                kept[namespace] = index.store_id, text
-    if not copies and not kept:
+                keyrings[namespace] = index.store_id, text
+    if not copies and not keyrings:
         return None
-    newest = [(kept[name][0] if name in kept else _bound_to(text), name, text) for name, text in copies.items()]
-    return gather_keys(master, [*newest, *((store_id, name, text) for name, (store_id, text) in kept.items())])
+    newest = [(keyrings[name][0] if name in keyrings else _bound_to(text), name, text) for name, text in copies.items()]
+    return gather_keys(master, [*newest, *((store_id, name, text) for name, (store_id, text) in keyrings.items())])
 
 
 def _bound_to(keyring: str) -> str:
@@ -175,14 +175,14 @@ def _opening(inside: Path, new: Path, keys: FoundKeys | None, actor: str) -> Cal
     return opened
 
 
-def _put_aside(path: Path, new: Path, told: Told) -> tuple[int, bool]:
+def _put_aside(path: Path, new: Path, shown_rows: Told) -> tuple[int, bool]:
     """Keep the files of checkpoints that are lost; answers how many are not, and whether any is."""
     aside = path / INSIDE / new.name.replace("rebuilt", "lost")
     count, is_lost = 0, False
-    for namespace in {DEFAULT, *told}:
+    for namespace in {DEFAULT, *shown_rows}:
         with closing(FilesIndex(new, namespace=namespace)) as index:
             count += index.totals()["checkpoints"]
-            for file in told.get(namespace, ()):
+            for file in shown_rows.get(namespace, ()):
                 try:
                     index.get(unquote(file.stem))
                 except NotFound:
@@ -195,14 +195,14 @@ def _put_aside(path: Path, new: Path, told: Told) -> tuple[int, bool]:
 
 def _put_in_place(inside: Path, new: Path) -> str:
     """The moment of the change is a rename; the old journal has another name by then."""
-    old, kept = inside / "journal", inside / new.name.replace("rebuilt", "journal.damaged")
+    old, aside = inside / "journal", inside / new.name.replace("rebuilt", "journal.damaged")
     has_old = old.exists()
     try:
         if has_old:
-            os.link(old, kept)
+            os.link(old, aside)
         os.replace(new / INSIDE / "journal", old)
         sync_directory(inside)
         shutil.rmtree(new)
     except OSError as error:
         raise storage_error("put the new journal in place of", str(old), error) from error
-    return str(kept) if has_old else ""
+    return str(aside) if has_old else ""

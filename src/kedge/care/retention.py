@@ -54,7 +54,7 @@ class Plan:
             "policy": json.loads(self.policy.to_json()),
             "applied": is_applied,
             "delete": [checkpoint.to_json() for checkpoint in self.delete],
-            "keep": [{**kept.checkpoint.to_json(), "reasons": list(kept.reasons)} for kept in self.keep],
+            "keep": [{**verdict.checkpoint.to_json(), "reasons": list(verdict.reasons)} for verdict in self.keep],
             "frees_bytes": self.frees_bytes,
         }
 
@@ -84,7 +84,7 @@ def execute(index: Index, planned: Plan, *, actor: str, progress: Progress | Non
     if not planned.delete:
         return planned
     among = {c.id for c in planned.delete}
-    before = {kept.checkpoint.id: kept.reasons for kept in planned.keep}
+    before = {keeping.checkpoint.id: keeping.reasons for keeping in planned.keep}
     done: list[Verdict] = []
     count = 0
     for page in carry_out(index, planned.policy, planned.job, actor=actor, among=among):

@@ -180,9 +180,9 @@ def _histories(
         links = _links(index, policy)
     after = ""
     while jobs := index.jobs(limit=_PAGE, after=after):
-        for found in jobs:
-            needed = needed_for(index, found.name)
-            yield _History(index, policy, found.name, links.protected, among, page_rows, needed)
+        for record in jobs:
+            needed = needed_for(index, record.name)
+            yield _History(index, policy, record.name, links.protected, among, page_rows, needed)
         after = jobs[-1].name
 
 

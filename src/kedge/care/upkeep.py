@@ -84,12 +84,12 @@ class Upkeep:
 
 
 def _read_policy(index: Index, name: str, job: _Job) -> None:
-    found = index.job(name)
-    policy = RetentionPolicy.from_json(found.retention) if found and found.retention else None
+    record = index.job(name)
+    policy = RetentionPolicy.from_json(record.retention) if record and record.retention else None
     if policy != job.policy:
         job.policy, job.walk = policy, None
         job.is_new_policy = job.saves > 0  # else a process that begins has no reason to
-    job.checkpoints = found.checkpoints if found else 0
+    job.checkpoints = record.checkpoints if record else 0
 
 
 def _is_due(seq: int, job: _Job) -> bool:

@@ -363,14 +363,14 @@ def _digests_of(store: LocalStore, job: str) -> set[bytes]:
 def stats(store: LocalStore, job: str | None = None) -> Mapping[str, int]:
     """Numbers of a job, or of the store: what was saved, what it takes, what gc could give back at most."""
     if job is not None:
-        found = store.index.job(job)
-        if found is None:
+        record = store.index.job(job)
+        if record is None:
             raise NotFound(f"job {job} not found", hint="kedge jobs shows which jobs exist")
         return {
-            "checkpoints": found.checkpoints,
-            "last_seq": found.last_seq,
-            "size_bytes": found.size_bytes,
-            "stored_bytes": found.stored_bytes,
+            "checkpoints": record.checkpoints,
+            "last_seq": record.last_seq,
+            "size_bytes": record.size_bytes,
+            "stored_bytes": record.stored_bytes,
         }
     packs = list(store.blobs.packs())
     return {**store.index.totals(), "packs": len(packs), "pack_bytes": sum(size for _, size in packs)}

@@ -64,8 +64,8 @@ class Endpoint(Generic[P, T]):
         return call
 
 
-def _page(key: str, one: Callable[[Any], T]) -> Callable[[Any], Page[T]]:
-    return lambda answer: Page([one(each) for each in answer[key]], answer["next_cursor"])
+def _page(key: str, parse: Callable[[Any], T]) -> Callable[[Any], Page[T]]:
+    return lambda answer: Page([parse(item) for item in answer[key]], answer["next_cursor"])
 
 
 _job_page = _page("jobs", Job.from_json)
@@ -90,7 +90,7 @@ def _json(value: object) -> str:
 
 
 def _by_key(answer: Any) -> dict[str, Checkpoint]:
-    return {each["key"]: Checkpoint.from_json(each["checkpoint"]) for each in answer["found"]}
+    return {entry["key"]: Checkpoint.from_json(entry["checkpoint"]) for entry in answer["found"]}
 
 
 def _changed(answer: Any) -> bool:

@@ -254,9 +254,9 @@ def _kind(code: str, status: int) -> type[CheckpointError]:
 
 def _kinds(kind: type[CheckpointError]) -> Iterator[type[CheckpointError]]:
     yield kind
-    for each in kind.__subclasses__():
-        if each.__module__ == errors.__name__:
-            yield from _kinds(each)
+    for subclass in kind.__subclasses__():
+        if subclass.__module__ == errors.__name__:
+            yield from _kinds(subclass)
 
 
 _KINDS: Mapping[str, type[CheckpointError]] = {kind.code: kind for kind in _kinds(CheckpointError)}

@@ -191,14 +191,14 @@ class HttpStore(Loading):
             cursor, size = page.next_cursor, 100
 
     def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
-        found: dict[str, Checkpoint] = {}
+        checkpoints: dict[str, Checkpoint] = {}
         for start in range(0, len(keys), _KEYS_AT_ONCE):
-            found |= self.client.keys(job, keys[start : start + _KEYS_AT_ONCE])
-        return {key: (checkpoint, b"") for key, checkpoint in found.items()}
+            checkpoints |= self.client.keys(job, keys[start : start + _KEYS_AT_ONCE])
+        return {key: (checkpoint, b"") for key, checkpoint in checkpoints.items()}
 
     def find_next(self, job: str, after: int, limit: int) -> dict[str, Stored]:
-        found = self.client.keys(job, after=after, limit=limit)
-        return {key: (checkpoint, b"") for key, checkpoint in found.items()}
+        checkpoints = self.client.keys(job, after=after, limit=limit)
+        return {key: (checkpoint, b"") for key, checkpoint in checkpoints.items()}
 
     def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
         """Asks for each combination of the tags' values by itself."""
@@ -244,26 +244,26 @@ class HttpStore(Loading):
             return None
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
-        found: list[Job] = []
+        jobs: list[Job] = []
         cursor: str | None = after or None
-        while limit is None or len(found) < limit:
-            page = self.client.jobs(prefix, _PAGE if limit is None else min(limit - len(found), _PAGE), cursor)
-            found += page.items
+        while limit is None or len(jobs) < limit:
+            page = self.client.jobs(prefix, _PAGE if limit is None else min(limit - len(jobs), _PAGE), cursor)
+            jobs += page.items
             cursor = page.next_cursor
             if cursor is None:
                 break
-        return found
+        return jobs
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         gone: CheckpointIds = []
-        for each in checkpoint_ids:
+        for checkpoint_id in checkpoint_ids:
             try:
                 if even_pinned:
-                    self.client.pin(each, False)
-                self.client.delete(each)
+                    self.client.pin(checkpoint_id, False)
+                self.client.delete(checkpoint_id)
             except NotFound:
                 continue
-            gone.append(CheckpointId(each))
+            gone.append(CheckpointId(checkpoint_id))
         return gone
 
     def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
@@ -287,10 +287,10 @@ class HttpStore(Loading):
 
     def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
         if newest:
-            found = self.client.audit_log(min(limit, 1000), before).items[::-1]
+            page = self.client.audit_log(min(limit, 1000), before).items[::-1]
         else:
-            found = self.client.events(after, min(limit, 1000)).items
-        return [event for event in found if event.id > after and (before is None or event.id < before)]
+            page = self.client.events(after, min(limit, 1000)).items
+        return [event for event in page if event.id > after and (before is None or event.id < before)]
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
@@ -328,7 +328,7 @@ class HttpStore(Loading):
             moved(len(pieces), sum(map(len, pieces.values())))
             return pieces
 
-        return [self._adopt(each, read_counted) for each in exported]
+        return [self._adopt(export, read_counted) for export in exported]
 
     def _adopt(self, exported: Exported, read: ReadChunks) -> Checkpoint:
         record = exported.record

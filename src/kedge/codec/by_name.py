@@ -158,13 +158,13 @@ def _find(name: str) -> type | None:
     module = sys.modules.get(module_name)
     if type(module) is not types.ModuleType or not _is_allowed(name, module_name, module):
         return None
-    found: object = module
+    value: object = module
     for part in qualname.split("."):
-        if not isinstance(found, type) and found is not module:
+        if not isinstance(value, type) and value is not module:
             return None
-        found = vars(found).get(part)
-    is_named_so = isinstance(found, type) and (found.__module__, found.__qualname__) == (module_name, qualname)
-    return found if is_named_so else None  # type: ignore[return-value]
+        value = vars(value).get(part)
+    is_named_so = isinstance(value, type) and (value.__module__, value.__qualname__) == (module_name, qualname)
+    return value if is_named_so else None  # type: ignore[return-value]
 
 
 def _is_allowed(name: str, module_name: str, module: types.ModuleType) -> bool:

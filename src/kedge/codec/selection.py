@@ -52,7 +52,9 @@ class Branches:
     def _may_match_below(self, path: str, patterns: Iterable[str]) -> bool:
         """Whether a longer path can match: else a branch need not be walked, however many items it has."""
         below = f"{path}/"
-        return any((start := self._beginnings[each]).startswith(below) or below.startswith(start) for each in patterns)
+        return any(
+            (start := self._beginnings[pattern]).startswith(below) or below.startswith(start) for pattern in patterns
+        )
 
     def _prune(self, raw: Raw, path: str, depth: int) -> Raw:
         if self._matches(path, self._regexes):

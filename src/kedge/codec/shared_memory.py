@@ -41,7 +41,7 @@ class Shares:
     def found(self) -> Shares | None:
         """What to pack again with; None when nothing is shared."""
         groups = {place: _overlapping(ranges) for place, ranges in self._ranges.items() if len(ranges) > 1}
-        groups = {place: found for place, found in groups.items() if found}
+        groups = {place: members for place, members in groups.items() if members}
         return Shares(groups, self._owners) if groups else None
 
 

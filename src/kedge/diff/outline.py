@@ -63,8 +63,8 @@ class StoredState:
         """The bytes of an array or byte string, verified (I2)."""
         if not summary.ordinals:
             return summary.data
-        found = self._store.buffers(self._stored, summary.ordinals)
-        views = [view for n in summary.ordinals if isinstance(view := found[n], memoryview)]
+        buffers = self._store.buffers(self._stored, summary.ordinals)
+        views = [view for n in summary.ordinals if isinstance(view := buffers[n], memoryview)]
         return views[0] if len(views) == 1 else b"".join(views)
 
     def pieces_of(self, summary: BufferSummary) -> Iterator[bytes | memoryview]:
@@ -85,9 +85,9 @@ class StoredState:
     def files_at(self, path: str) -> Tree | File:
         """The tree or file at a path, its content still in the store."""
         loaded = self._store.load(self._stored, only=[escape(path)] if path else None)
-        found = inside(loaded, path)
-        assert isinstance(found, Tree | File)  # the outline said so  # nosec B101
-        return found
+        value = inside(loaded, path)
+        assert isinstance(value, Tree | File)  # the outline said so  # nosec B101
+        return value
 
 
 def open_state(store: Store, checkpoint_id: str) -> StoredState:

@@ -98,14 +98,14 @@ class EncryptedIndex(SealedRows):
                     raise  # with chunks under the old key: who wrote them does it again
                 self.vault.refresh()
                 saved = self._commit(records, actor)
-        return [self._answer(new, found) for new, found in zip(records, saved, strict=True)]
+        return [self._answer(new, row) for new, row in zip(records, saved, strict=True)]
 
-    def _answer(self, new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
+    def _answer(self, new: NewCheckpoint, saved: Checkpoint) -> Checkpoint:
         """What was saved, or, under an idempotency key, the first one."""
-        if found.id == new.id:
-            return new.saved(found.seq, found.digest)
-        look = partial(self.inner.get, found.id)
-        return self._confirmed(look, lambda row: self._prove_keyed(new.idempotency_key, row, new.request_digest), found)
+        if saved.id == new.id:
+            return new.saved(saved.seq, saved.digest)
+        look = partial(self.inner.get, saved.id)
+        return self._confirmed(look, lambda row: self._prove_keyed(new.idempotency_key, row, new.request_digest), saved)
 
     def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
         outcomes: Outcomes = []
@@ -143,7 +143,7 @@ class EncryptedIndex(SealedRows):
 
     def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
         look = partial(self.inner.latest, self._hide("job", job), level)
-        return self._confirmed(look, lambda found: None if found is None else self._opened(found))
+        return self._confirmed(look, lambda sealed: None if sealed is None else self._opened(sealed))
 
     @property
     def in_place(self) -> frozenset[str]:
@@ -156,13 +156,13 @@ class EncryptedIndex(SealedRows):
     def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
         tokens = {self.vault.names.token("key", key): key for key in keys}
         look = partial(self.inner.find, self._hide("job", job), list(tokens))
-        return self._confirmed(look, lambda found: {tokens[t]: self._keyed(tokens[t], r) for t, r in found.items()})
+        return self._confirmed(look, lambda sealed: {tokens[t]: self._keyed(tokens[t], r) for t, r in sealed.items()})
 
     def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
         names, look = self.vault.names, partial(self.inner.find_next, self._hide("job", job), after, limit)
 
-        def opened(found: dict[str, _Row]) -> dict[str, _Row]:
-            keys = {names.text("key", token): row for token, row in found.items()}
+        def opened(sealed: dict[str, _Row]) -> dict[str, _Row]:
+            keys = {names.text("key", token): row for token, row in sealed.items()}
             return {key: self._keyed(key, row) for key, row in keys.items()}
 
         return self._confirmed(look, opened)
@@ -242,13 +242,13 @@ class EncryptedIndex(SealedRows):
     # Jobs
 
     def job(self, name: str) -> Job | None:
-        found = self.inner.job(self._hide("job", name))
-        return None if found is None else self._open_job(found)
+        sealed = self.inner.job(self._hide("job", name))
+        return None if sealed is None else self._open_job(sealed)
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
         if not self.vault.hides_names:
-            return [self._open_job(found) for found in self.inner.jobs(prefix, limit, after)]
-        every = sorted((self._open_job(found) for found in self.inner.jobs()), key=lambda job: job.name)
+            return [self._open_job(sealed) for sealed in self.inner.jobs(prefix, limit, after)]
+        every = sorted((self._open_job(sealed) for sealed in self.inner.jobs()), key=lambda job: job.name)
         return [job for job in every if job.name > after and job.name.startswith(prefix)][:limit]
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
@@ -305,14 +305,14 @@ class EncryptedIndex(SealedRows):
         """(row, what the inner index has, what that is when it is open); None for what does not open."""
         for row, checkpoint, sealed in self.inner.manifests(after, with_chunks=with_chunks):
             look = partial(self.inner.read, checkpoint.id)
-            found: tuple[_Row, _Row | None] = (checkpoint, sealed), None
+            pair: tuple[_Row, _Row | None] = (checkpoint, sealed), None
             try:
-                found = self._confirmed(look, lambda seen: (seen, self._opened(seen)), found[0])
+                pair = self._confirmed(look, lambda seen: (seen, self._opened(seen)), pair[0])
             except NotFound:
                 continue  # deleted since it was read
             except Corrupted:
                 pass  # told as such
-            yield row, *found
+            yield row, *pair
 
     def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
         def opened(checkpoint_id: str, sealed: bytes) -> Iterable[bytes]:
@@ -344,8 +344,8 @@ class EncryptedIndex(SealedRows):
         return self.inner.relocate(chunks, from_pack=from_pack, records=records)
 
     def unrecorded(self, limit: int) -> Unrecorded:
-        found = self.inner.unrecorded(limit)
-        return Unrecorded(list(self._all_opened(found.rows)), found.chunks, found.up_to)
+        sealed = self.inner.unrecorded(limit)
+        return Unrecorded(list(self._all_opened(sealed.rows)), sealed.chunks, sealed.up_to)
 
     def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
         self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest: that of the envelope
@@ -369,8 +369,8 @@ class EncryptedIndex(SealedRows):
         return self.inner.totals()
 
     def integrity_problems(self) -> Problems:
-        found = [TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
-        return found + list(row_problems(self.inner, self._proved, self.vault.names))
+        problems = [TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
+        return problems + list(row_problems(self.inner, self._proved, self.vault.names))
 
     # Keys
 

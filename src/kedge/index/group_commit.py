@@ -73,7 +73,7 @@ class GroupCommit:
         """What `run` answers or raises, for each of several that come together: one thread instead of many."""
         mine = [Waiting(operation) for operation in operations]
         self._settle(mine)
-        return [each.result if each.error is None else each.error for each in mine]
+        return [waiting.result if waiting.error is None else waiting.error for waiting in mine]
 
     def _settle(self, mine: Sequence[Waiting[Any]]) -> None:
         if self._lead.acquire(blocking=False):
@@ -96,8 +96,8 @@ class GroupCommit:
 
     def _wait(self, mine: Sequence[Waiting[Any]]) -> None:
         wakes = []
-        for each in mine:
-            each.wake = wake = threading.Lock()
+        for waiting in mine:
+            waiting.wake = wake = threading.Lock()
             wake.acquire()
             wakes.append(wake)
         try:
@@ -107,9 +107,9 @@ class GroupCommit:
             for wake in wakes:
                 wake.acquire()
         except BaseException:  # a signal handler raised: what nobody has begun to run is taken back
-            for each in mine:
+            for waiting in mine:
                 try:
-                    self._queue.remove(each)
+                    self._queue.remove(waiting)
                 except ValueError:
                     pass  # it is being run: its outcome is as unknown as after a kill
             raise
@@ -151,11 +151,11 @@ class GroupCommit:
         try:
             self._commit(batch)
         except BaseException as failure:  # noqa: BLE001 - raised where the operations came from
-            for each in batch:
-                each.error = each.error or failure
-        for each in batch:
-            assert each.wake is not None
-            each.wake.release()
+            for waiting in batch:
+                waiting.error = waiting.error or failure
+        for waiting in batch:
+            assert waiting.wake is not None
+            waiting.wake.release()
 
     def is_called(self, called: threading.Lock) -> bool:
         """Asked by the thread when it has had nothing to do: whether it has now. If not, it is no more."""

@@ -113,46 +113,46 @@ class SealedRows:
         with _of(checkpoint_id, "manifest"):
             return self.vault.open("manifest", checkpoint_id.encode(), sealed)
 
-    def _prove(self, found: Checkpoint) -> Checkpoint:
+    def _prove(self, sealed: Checkpoint) -> Checkpoint:
         """A checkpoint as it was saved, or Corrupted."""
-        return self._proved(found)[0]
+        return self._proved(sealed)[0]
 
-    def _proved(self, found: Checkpoint) -> tuple[Checkpoint, Proof]:
-        job = self._show("job", found.job)
-        proof = self._open_row(found, job, to_us(found.created_at), json.dumps(dict(found.metadata)))
-        opened = replace(found, job=job, step=proof.step, tags=proof.tags, metadata=json.loads(proof.metadata_json))
+    def _proved(self, sealed: Checkpoint) -> tuple[Checkpoint, Proof]:
+        job = self._show("job", sealed.job)
+        proof = self._open_row(sealed, job, to_us(sealed.created_at), json.dumps(dict(sealed.metadata)))
+        opened = replace(sealed, job=job, step=proof.step, tags=proof.tags, metadata=json.loads(proof.metadata_json))
         return opened, proof
 
-    def _prove_keyed(self, key: str | None, found: Checkpoint, request_digest: bytes | None = None) -> Checkpoint:
+    def _prove_keyed(self, key: str | None, sealed: Checkpoint, request_digest: bytes | None = None) -> Checkpoint:
         """The same of one that was found under an idempotency key: Corrupted if it was not saved under it."""
-        checkpoint, proof = self._proved(found)
+        checkpoint, proof = self._proved(sealed)
         if proof.key != key or request_digest not in (None, proof.request_digest):
-            raise _damaged(found.id, f"idempotency key {key!r} belongs to another checkpoint")
+            raise _damaged(sealed.id, f"idempotency key {key!r} belongs to another checkpoint")
         return checkpoint
 
-    def _open(self, found: Checkpoint) -> Checkpoint:
+    def _open(self, sealed: Checkpoint) -> Checkpoint:
         """The same for showing: one that is marked as damaged may be seen, without what does not open."""
         try:
-            return self._prove(found)
+            return self._prove(sealed)
         except Corrupted:
-            if found.status is not CheckpointStatus.CORRUPTED:
+            if sealed.status is not CheckpointStatus.CORRUPTED:
                 raise
-            return replace(found, job=TOKEN.sub(self._reveal, found.job), tags={}, metadata={})
+            return replace(sealed, job=TOKEN.sub(self._reveal, sealed.job), tags={}, metadata={})
 
-    def _tagged(self, tags: Mapping[str, Sequence[str]], found: Checkpoint) -> Checkpoint:
+    def _tagged(self, tags: Mapping[str, Sequence[str]], checkpoint: Checkpoint) -> Checkpoint:
         """One that was found by its tags, each with one of these values; Corrupted if it does not have them."""
-        is_shown = found.status is CheckpointStatus.CORRUPTED  # without its tags
-        if not is_shown and any(found.tags.get(name) not in values for name, values in tags.items()):
-            raise _damaged(found.id, "it is found by tags of another checkpoint")
-        return found
+        is_shown = checkpoint.status is CheckpointStatus.CORRUPTED  # without its tags
+        if not is_shown and any(checkpoint.tags.get(name) not in values for name, values in tags.items()):
+            raise _damaged(checkpoint.id, "it is found by tags of another checkpoint")
+        return checkpoint
 
     def _shown_row(
-        self, tags: Mapping[str, Sequence[str]], found: tuple[Checkpoint, bytes]
+        self, tags: Mapping[str, Sequence[str]], sealed: tuple[Checkpoint, bytes]
     ) -> tuple[Checkpoint, bytes]:
         """A row that was found by its tags; of one that is marked as damaged, perhaps without its manifest."""
-        row = self._tagged(tags, self._open(found[0]))
+        row = self._tagged(tags, self._open(sealed[0]))
         try:
-            return row, self.open_manifest(row.id, found[1])
+            return row, self.open_manifest(row.id, sealed[1])
         except Corrupted:
             if row.status is not CheckpointStatus.CORRUPTED:
                 raise
@@ -196,8 +196,8 @@ class SealedRows:
                 continue
         return token[0]
 
-    def _opened(self, found: tuple[Checkpoint, bytes]) -> tuple[Checkpoint, bytes]:
-        return self._prove(found[0]), self.open_manifest(found[0].id, found[1])
+    def _opened(self, sealed: tuple[Checkpoint, bytes]) -> tuple[Checkpoint, bytes]:
+        return self._prove(sealed[0]), self.open_manifest(sealed[0].id, sealed[1])
 
     def _all_opened(self, rows: Iterable[SavedRow]) -> Iterator[SavedRow]:
         """Those that open. What does not is damaged, or was encrypted anew since: then an event says so."""

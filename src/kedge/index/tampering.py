@@ -85,8 +85,8 @@ def _pages(inner: Index) -> Iterator[Sequence[Checkpoint]]:
 
 
 def _again(inner: Index, rows: Iterable[Checkpoint]) -> list[Checkpoint]:
-    found: dict[str, Checkpoint] = {}
+    current: dict[str, Checkpoint] = {}
     for row in rows:
         with suppress(NotFound):
-            found[row.id] = inner.get(row.id)
-    return list(found.values())
+            current[row.id] = inner.get(row.id)
+    return list(current.values())

@@ -256,11 +256,11 @@ class SqlWrites(SqlTransaction):
         return CheckpointRow._make(columns), job
 
     def delete(self, checkpoint_ids: Sequence[str], even_pinned: bool, actor: str) -> list[CheckpointId]:
-        found = [pair for i in dict.fromkeys(checkpoint_ids) if (pair := self._find(i)) is not None]
-        for row, _ in found:
+        pairs = [pair for i in dict.fromkeys(checkpoint_ids) if (pair := self._find(i)) is not None]
+        for row, _ in pairs:
             if row.is_pinned and not even_pinned:
                 raise Conflict(f"checkpoint {row.id} is pinned", hint="unpin it first: kedge pin --off ID")
-        for row, job in found:
+        for row, job in pairs:
             for table in ("checkpoint", "idempotency", "record"):
                 self._do(f'DELETE FROM main.{table} WHERE "row" = ?', row.row)
             self._drop_tags(row.job_no, row.row, json.loads(row.tags) if row.tags else {})
@@ -270,12 +270,12 @@ class SqlWrites(SqlTransaction):
                 row.size_bytes, row.stored_bytes, row.job_no,
             )  # fmt: skip
             self.event("delete", actor, job, row.id)
-        return [row.id for row, _ in found]
+        return [row.id for row, _ in pairs]
 
     def update(self, checkpoint_id: str, update: Update, actor: str) -> Checkpoint:
-        if (found := self._find(checkpoint_id)) is None:
+        if (pair := self._find(checkpoint_id)) is None:
             raise missing(checkpoint_id)
-        row, job = found
+        row, job = pair
         is_pinned, tags, status, envelope = update.is_pinned, update.tags, update.status, update.envelope
         if envelope is not None:
             if envelope.key_id != self._current_key():
@@ -362,9 +362,9 @@ class SqlWrites(SqlTransaction):
 
     def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
         self.check_holder(new.lease_token)
-        if (found := self._find(new.id)) is None:
+        if (pair := self._find(new.id)) is None:
             return False
-        row, job = found
+        row, job = pair
         if row.digest == new.digest:
             return True  # the answer to an earlier try was lost
         if row.digest != replacing:

@@ -115,33 +115,33 @@ class KedgeSessionService(Threads, BaseSessionService):
         return values
 
     def _get(self, app: str, user: str, session: str, config: GetSessionConfig) -> Session | None:
-        kept = self.read(job_of(SESSION, app, user, session))[1]
-        if not kept:
+        stored = self.read(job_of(SESSION, app, user, session))[1]
+        if not stored:
             return None
-        events = [Event.model_validate(document) for document in kept["events"]]
+        events = [Event.model_validate(document) for document in stored["events"]]
         if config.num_recent_events is not None:
             events = events[max(len(events) - config.num_recent_events, 0) :]
         if config.after_timestamp is not None:
             events = [event for event in events if event.timestamp >= config.after_timestamp]
-        return self._session(app, user, session, kept, events)
+        return self._session(app, user, session, stored, events)
 
     def _list(self, app: str, user: str | None) -> ListSessionsResponse:
         prefix = job_of(SESSION, app, user or "")
         sessions = []
         for job in self.manager.jobs(prefix if user is None else f"{prefix}@"):
-            kept = self.manager.load(job.name, only=["state", "updated"])
+            stored = self.manager.load(job.name, only=["state", "updated"])
             _, owner, session = parts_of(job.name)
-            sessions.append(self._session(app, owner, session, kept, []))
+            sessions.append(self._session(app, owner, session, stored, []))
         sessions.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return ListSessionsResponse(sessions=sessions)
 
-    def _session(self, app: str, user: str, session: str, kept: Values, events: list[Event]) -> Session:
+    def _session(self, app: str, user: str, session: str, stored: Values, events: list[Event]) -> Session:
         shared = {State.APP_PREFIX: job_of(APP, app), State.USER_PREFIX: job_of(USER, app, user)}
-        state = dict(kept.get("state", {}))
+        state = dict(stored.get("state", {}))
         for prefix, job in shared.items():
             state.update({f"{prefix}{name}": value for name, value in self._values(job).items()})
         return Session(
-            id=session, app_name=app, user_id=user, state=state, events=events, last_update_time=kept["updated"]
+            id=session, app_name=app, user_id=user, state=state, events=events, last_update_time=stored["updated"]
         )
 
 

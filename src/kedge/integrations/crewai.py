@@ -59,10 +59,10 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], Any] | None:
         from crewai.flow.async_feedback.types import PendingFeedbackContext
 
-        kept = self._threads.read(job_of(FLOW, flow_uuid))[1]
-        if "pending" not in kept:
+        stored = self._threads.read(job_of(FLOW, flow_uuid))[1]
+        if "pending" not in stored:
             return None
-        return kept["state"], PendingFeedbackContext.from_dict(kept["pending"])
+        return stored["state"], PendingFeedbackContext.from_dict(stored["pending"])
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
         def cleared(before: dict[str, Any]) -> dict[str, Any] | None:

@@ -158,13 +158,13 @@ class CheckpointManager:
         listed = self.list_checkpoints()
         newest = listed[0].timestamp if listed else 0.0
         oldest = newest - timedelta(days=self._retention["max_age_days"]).total_seconds()
-        kept = {level: number(count) for level, count in mapping(self._retention.get("min_keep_per_level")).items()}
+        least = {level: number(count) for level, count in mapping(self._retention.get("min_keep_per_level")).items()}
         seen: dict[str, int] = {}
         deleted = 0
         for place, about in enumerate(listed):
             seen[about.level] = seen.get(about.level, 0) + 1
             is_old = about.timestamp < oldest or place >= self._retention["max_checkpoints"]
-            if is_old and seen[about.level] > kept.get(about.level, 1):
+            if is_old and seen[about.level] > least.get(about.level, 1):
                 deleted += self.delete_checkpoint(about.checkpoint_id)
         return deleted
 

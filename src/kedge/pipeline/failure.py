@@ -57,9 +57,9 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         names = tuple(type_name(kind) for kind in type(error).__mro__ if issubclass(kind, BaseException))
-        kept = {name: value for name, value in vars(error).items() if _is_plain(value)}
+        attributes = {name: value for name, value in vars(error).items() if _is_plain(value)}
         args = tuple(value if _is_plain(value) else _text(repr, value) for value in error.args)
-        return cls(names, _text(str, error), args, kept, traceback_of(error))
+        return cls(names, _text(str, error), args, attributes, traceback_of(error))
 
     def state(self) -> dict[str, object]:
         """For the codec."""
@@ -118,13 +118,13 @@ def _loaded_class(name: str) -> type[Exception] | None:
     module, _, qualified = name.partition(":")
     homes = [module, "__main__"] if module == _main_name() else [module]
     for home in homes:
-        found: Any = sys.modules.get(home)
+        value: Any = sys.modules.get(home)
         for part in qualified.split("."):
-            found = None if found is None else vars(found).get(part)
-            if not isinstance(found, type):
-                found = None
-        if found is not None and issubclass(found, Exception):
-            return found  # type: ignore[no-any-return]
+            value = None if value is None else vars(value).get(part)
+            if not isinstance(value, type):
+                value = None
+        if value is not None and issubclass(value, Exception):
+            return value  # type: ignore[no-any-return]
     return None
 
 

@@ -177,7 +177,7 @@ def _mark(store: CheckpointManager, plan: ForkPlan, lease: Lease) -> None:
 def _finished(store: CheckpointManager, plan: ForkPlan) -> Iterator[tuple[Checkpoint, str]]:
     """The records that the fork reuses, with their keys: results, items of maps, failures that were handled."""
     newest, reused = newest_status(store, plan.run), set(plan.reused)
-    kept = set() if newest is None else {record.id for record in kept_failures(store, plan.run, newest).values()}
+    failures = set() if newest is None else {record.id for record in kept_failures(store, plan.run, newest).values()}
     after = 0
     while page := store.list(plan.run, after=after, limit=_PAGE):
         keyed = store.store.find_next(plan.run, after, page[-1].seq - after)
@@ -187,7 +187,7 @@ def _finished(store: CheckpointManager, plan: ForkPlan) -> Iterator[tuple[Checkp
             kind, path = record.metadata.get("kind"), record.metadata.get("path")
             if not isinstance(path, list) or show(tuple(map(str, path))) not in reused:
                 continue
-            if kind in ("step", "items") or record.id in kept:
+            if kind in ("step", "items") or record.id in failures:
                 yield record, keys.get(record.id, f"fork:{record.id}")
 
 

@@ -183,8 +183,8 @@ def logs_of(
         return store.list(key, tags=tags, limit=limit, before=before)
     lines = [
         line
-        for each in LOG_LEVELS[LOG_LEVELS.index(level) :]
-        for line in store.list(key, tags=tags, metadata={"level": each}, limit=limit, before=before)
+        for severity in LOG_LEVELS[LOG_LEVELS.index(level) :]
+        for line in store.list(key, tags=tags, metadata={"level": severity}, limit=limit, before=before)
     ]
     return sorted(lines, key=lambda line: line.seq)[-limit:]
 
@@ -214,7 +214,7 @@ def explain(
     session = find_run(store, key).sessions
     ran, reused, has_ended = _session_lists(store, key, session)
     newest = newest_status(store, key)
-    kept = set() if newest is None else {record.id for record in kept_failures(store, key, newest).values()}
+    failure_ids = set() if newest is None else {record.id for record in kept_failures(store, key, newest).values()}
     steps = steps_of(store, key) if steps is None else steps
     map_paths = {show(path) for path, history in steps.items() if history.is_map}
     has_failures = any(history.failed_items for history in steps.values())
@@ -232,7 +232,7 @@ def explain(
             explanations.append(Explanation(text, "map", f"{history.items:,} {plural} kept{failed}", None, None, 0))
             continue
         outer = next((part for n in range(1, len(path)) if (part := show(path[:n])) in whole), "")
-        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer, kept))
+        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer, failure_ids))
     explanations += [Explanation(text, "ran", "its result is never kept", None, None, 1) for text in ran]
     return explanations
 
@@ -244,12 +244,12 @@ def _explain_step(
     is_reused: bool,
     has_ended: bool,
     outer: str,
-    kept: Collection[str],
+    failure_ids: Collection[str],
 ) -> Explanation:
-    """`outer` is a step that was reused, or a map, in which this one is; `kept` are the IDs of failures that stay."""
+    """`outer` is a step that was reused, or a map, that contains this one; `failure_ids` name the kept failures."""
     newest = history.results[-1] if history.results else None
     failures = [f for f in history.failures if f.metadata.get("session") == session]
-    is_kept = bool(history.failures) and history.failures[-1].id in kept
+    is_kept = bool(history.failures) and history.failures[-1].id in failure_ids
     if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused) or is_kept:
         last = history.failures[-1]
         again = "it runs again when the run is resumed"

@@ -157,7 +157,7 @@ def retry_items(store: CheckpointManager, run: str, items: Collection[str]) -> l
 
 def failed_items(store: CheckpointManager, run: str, items: Collection[str]) -> dict[str, list[str]]:
     """The keys of these failed items, given as MAP/KEY, by the path of their map."""
-    failed = {f"{each.path}/{key}": (each.path, key) for each in maps_of(store, run) for key in each.failed}
+    failed = {f"{entry.path}/{key}": (entry.path, key) for entry in maps_of(store, run) for key in entry.failed}
     if unknown := [item for item in items if item not in failed]:
         raise NotFound(f"run {run} has no failed item {unknown[0]}", hint=f"kedge runs show {run} lists them")
     chosen: dict[str, list[str]] = {}

@@ -61,15 +61,15 @@ class KeptFailures:
         if not self._kept:
             return None
         with self._lock:
-            kept = self._kept.pop(key, None)
-        if kept is None:
+            failure = self._kept.pop(key, None)
+        if failure is None:
             return None
-        if isinstance(kept, Checkpoint):
-            state: Any = self._store.load(kept.id)
+        if isinstance(failure, Checkpoint):
+            state: Any = self._store.load(failure.id)
             error = Failure.from_state(state).rebuild()
-            error.add_note(f"It failed in session {kept.metadata.get('session')} of the run; the failure is kept.")
+            error.add_note(f"It failed in session {failure.metadata.get('session')} of the run; the failure is kept.")
         else:
-            error = kept
+            error = failure
         self.add(key, path, error)
         return error
 
@@ -113,14 +113,14 @@ class KeptFailures:
 
 def kept_failures(store: CheckpointManager, run: str, newest: Checkpoint) -> dict[str, Checkpoint]:
     """The failures of a run that a new session raises again, by step key; `newest` is its status record."""
-    kept = {str(record.metadata.get("step_key")): record for record in store.list(run, tags=FINAL)}
-    if not kept:
+    records = {str(record.metadata.get("step_key")): record for record in store.list(run, tags=FINAL)}
+    if not records:
         return {}
     released = _released_in(store, newest)
     asked = asked_again(store, run)
     return {
         key: record
-        for key, record in kept.items()
+        for key, record in records.items()
         if not (key in released and record.seq < newest.seq) and record.seq > asked.get(key, 0)
     }
 
@@ -128,8 +128,8 @@ def kept_failures(store: CheckpointManager, run: str, newest: Checkpoint) -> dic
 def retry_failed(store: CheckpointManager, run: str, steps: Collection[str] = ()) -> list[str]:
     """Have kept failures attempted again when the run is resumed: those at these paths, or all; answers their paths."""
     newest = newest_status(store, run)
-    kept = {} if newest is None else kept_failures(store, run, newest)
-    chosen = {key: record for key, record in kept.items() if not steps or path_of(record) in steps}
+    failures = {} if newest is None else kept_failures(store, run, newest)
+    chosen = {key: record for key, record in failures.items() if not steps or path_of(record) in steps}
     paths = sorted({path_of(record) for record in chosen.values()})
     if unknown := sorted(set(steps) - set(paths)):
         raise NotFound(f"run {run} keeps no failure of step {unknown[0]}", hint=f"kedge runs explain {run} lists them")

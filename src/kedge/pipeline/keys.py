@@ -89,11 +89,11 @@ def preview(name: str, value: object, depth: int = 2) -> str:
     if isinstance(value, dict):
         entries = islice(value.items(), _PREVIEW_ENTRIES)
         shown = [
-            f"{preview('', key, 0)}: {preview(key if type(key) is str else '', each, depth - 1)}"
-            for key, each in entries
+            f"{preview('', key, 0)}: {preview(key if type(key) is str else '', member, depth - 1)}"
+            for key, member in entries
         ]
     else:
-        shown = [preview("", each, depth - 1) for each in value[:_PREVIEW_ENTRIES]]
+        shown = [preview("", member, depth - 1) for member in value[:_PREVIEW_ENTRIES]]
     if len(value) > _PREVIEW_ENTRIES:
         shown.append(f"… {len(value):,} in all")
     brackets = {list: "[]", tuple: "()"}.get(kind, "{}")

@@ -206,8 +206,8 @@ class Map:
                 workers.stop()
             raise
         workers.close()
-        for number, kept in self._passed:
-            self._count_failure(number, ItemError(kept.key, kept.error, kept.traceback, kept.attempts))
+        for number, failed in self._passed:
+            self._count_failure(number, ItemError(failed.key, failed.error, failed.traceback, failed.attempts))
         self._read_results()
         self._show(is_over=True)
         if self._executed:
@@ -284,7 +284,7 @@ class Map:
         session, path = self._session, show(self._spec.path)
         if not session.chosen_items:
             return {}
-        failed = next((each.failed for each in maps_of(session.store, session.key) if each.path == path), {})
+        failed = next((entry.failed for entry in maps_of(session.store, session.key) if entry.path == path), {})
         chosen = session.chosen_items.get(path, ())
         return {key: item for key, item in failed.items() if key not in chosen}
 

@@ -219,26 +219,26 @@ def backfill(store: CheckpointManager, queue: str, name: str, start: datetime, e
     if end <= start:
         raise Validation(f"the end ({end:%Y-%m-%d %H:%M}) is not later than the start ({start:%Y-%m-%d %H:%M})")
     record = _record(store, queue, name)
-    found, call = Schedule.of(record), store.load(record.id)
+    schedule, call = Schedule.of(record), store.load(record.id)
     keys = []
-    moment = found.ticks.after(start - timedelta(microseconds=1))
+    moment = schedule.ticks.after(start - timedelta(microseconds=1))
     while moment is not None and moment < end:
-        keys.append(_submit(store, queue_job(queue), found, moment, call))
-        moment = found.ticks.after(moment)
+        keys.append(_submit(store, queue_job(queue), schedule, moment, call))
+        moment = schedule.ticks.after(moment)
     return keys
 
 
 def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:
     """Submit what is due of a schedule whose lease the caller holds, and wait for the next moment; keys of runs."""
-    found = Schedule.of(record)
-    if _record(store, found.queue, found.name).id != record.id:
+    schedule = Schedule.of(record)
+    if _record(store, schedule.queue, schedule.name).id != record.id:
         drop_entry(store, record.id)  # whoever replaced it died before this
         return []
-    if found.is_paused or found.due_at > now():
+    if schedule.is_paused or schedule.due_at > now():
         return []
     call = store.load(record.id)
-    moments, following = found.missed(now())
-    keys = [_submit(store, queue_job(found.queue), found, moment, call) for moment in moments]
+    moments, following = schedule.missed(now())
+    keys = [_submit(store, queue_job(schedule.queue), schedule, moment, call) for moment in moments]
     if following is None:
         drop_entry(store, record.id)
     else:
@@ -246,8 +246,8 @@ def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:
     return keys
 
 
-def _submit(store: CheckpointManager, job: str, found: Schedule, moment: datetime, call: Any) -> str:
-    entry, bound = found.submission(moment, call)
+def _submit(store: CheckpointManager, job: str, schedule: Schedule, moment: datetime, call: Any) -> str:
+    entry, bound = schedule.submission(moment, call)
     if not store.list(job, tags={"run": entry["run"]}, limit=1) and not store.list(entry["run"], limit=1):
         save_entry(store, job, entry, bound)
     return str(entry["run"])

@@ -74,13 +74,13 @@ def pages(
         wanted = replace(wanted, after=page[-1].seq)
 
 
-def _is_at(found: object, path: Sequence[str], wanted: object) -> bool:
+def _is_at(value: object, path: Sequence[str], wanted: object) -> bool:
     for name in path:
-        if not isinstance(found, Mapping) or name not in found:
+        if not isinstance(value, Mapping) or name not in value:
             return False
-        found = found[name]
+        value = value[name]
     if wanted is None or isinstance(wanted, bool):
-        return found is wanted
-    if isinstance(found, bool) or isinstance(found, str) != isinstance(wanted, str):
+        return value is wanted
+    if isinstance(value, bool) or isinstance(value, str) != isinstance(wanted, str):
         return False
-    return found == wanted
+    return value == wanted

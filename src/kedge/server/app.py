@@ -100,8 +100,8 @@ def create_app(
     app.root_path = root_path  # the argument is deprecated: FastAPI would have the server say it, which may be any
     app.state.service = service
     add_handlers(app)
-    for each in _ROUTES:
-        app.router.routes.extend(each.router.routes)  # as they are: including them builds each a second time
+    for module in _ROUTES:
+        app.router.routes.extend(module.router.routes)  # as they are: including them builds each a second time
     add_page(app)
     check_rules(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -27,17 +27,17 @@ _ARRAYS = ("ndarray", "tensor", "jax array")
 
 def arrays_in(state: StoredState, path: str) -> list[tuple[str, BufferSummary]]:
     """Every array at a path and below it, by the path to it; NotFound where there is none."""
-    found: list[tuple[str, BufferSummary]] = []
+    arrays: list[tuple[str, BufferSummary]] = []
     waiting = [(path.strip("/") or "state", inside(state.outline, path))]
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, BufferSummary) and value.kind in _ARRAYS:
-            found.append((name.removeprefix("state/"), value))
+            arrays.append((name.removeprefix("state/"), value))
         else:
             waiting += [(f"{name}/{key}", child) for key, child in reversed(list(children(value)))]
-    if not found:
+    if not arrays:
         raise NotFound("there is no array", hint="download it as JSON")
-    return found
+    return arrays
 
 
 class _Sink:

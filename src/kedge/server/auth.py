@@ -90,9 +90,9 @@ class Access:
 
 
 def service_of(request: Request) -> Service:
-    found = request.app.state.service
-    assert isinstance(found, Service)
-    return found
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
 
 
 class Needs(SecurityBase):
@@ -148,7 +148,7 @@ def refuse_narrow_scope(caller: Caller, needed: Scope) -> None:
 
 
 def _dependencies(dependant: Any) -> list[Any]:
-    return [inner for each in dependant.dependencies for inner in (each, *_dependencies(each))]
+    return [inner for dependency in dependant.dependencies for inner in (dependency, *_dependencies(dependency))]
 
 
 def refuse_unknown_parameters(request: Request) -> None:
@@ -159,7 +159,7 @@ def refuse_unknown_parameters(request: Request) -> None:
     endpoint = route.endpoint
     if endpoint not in _parameters:
         own = route.dependant
-        named = (field.alias for each in (own, *_dependencies(own)) for field in each.query_params)
+        named = (field.alias for dependency in (own, *_dependencies(own)) for field in dependency.query_params)
         _parameters[endpoint] = frozenset(named)
     if unknown := sorted(request.query_params.keys() - _parameters[endpoint]):
         known = ", ".join(sorted(_parameters[endpoint]))

@@ -30,8 +30,8 @@ class Feed:
 
     async def newest(self) -> int:
         """The number of the newest event; 0 when there is none."""
-        found = await self._read(0, limit=1, newest=True)
-        return found[-1].id if found else 0
+        events = await self._read(0, limit=1, newest=True)
+        return events[-1].id if events else 0
 
     async def after(self, number: int, wait_s: float) -> list[Event]:
         """Events above `number`, in order; [] when none came within `wait_s`."""
@@ -59,15 +59,15 @@ class Feed:
     async def _look(self, start: int) -> None:
         position = start
         while self._listeners or position == start:
-            found = await self._read(position, limit=_PAGE)
-            if found:
-                position = found[-1].id
+            events = await self._read(position, limit=_PAGE)
+            if events:
+                position = events[-1].id
                 async with self._news:
-                    self._recent.extend(found)
+                    self._recent.extend(events)
                     if len(self._recent) == _KEPT:
                         self._first = self._recent[0].id
                     self._news.notify_all()
-            if len(found) < _PAGE:
+            if len(events) < _PAGE:
                 await asyncio.sleep(_POLL_S)
             if not self._listeners:
                 return

@@ -280,7 +280,9 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = dict(message["headers"])
-            added = _HEADERS if own.keys().isdisjoint(_NAMES) else [each for each in _HEADERS if each[0] not in own]
+            added = (
+                _HEADERS if own.keys().isdisjoint(_NAMES) else [header for header in _HEADERS if header[0] not in own]
+            )
             message["headers"] = [*message["headers"], *added, (b"x-request-id", self._identity)]
         await self._send(message)
 

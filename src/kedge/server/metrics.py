@@ -63,12 +63,12 @@ class Metrics:
 
     def note(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer. On the way of every request, so the labelled numbers are looked up once."""
-        found = self._children.get((method, route, status))
-        if found is None:
-            found = self.requests.labels(method, route, status), self.latency.labels(method, route)
-            self._children[method, route, status] = found
-        found[0].inc()
-        found[1].observe(seconds)
+        pair = self._children.get((method, route, status))
+        if pair is None:
+            pair = self.requests.labels(method, route, status), self.latency.labels(method, route)
+            self._children[method, route, status] = pair
+        pair[0].inc()
+        pair[1].observe(seconds)
 
     @property
     def is_shared(self) -> bool:

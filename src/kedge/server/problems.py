@@ -103,8 +103,8 @@ def _of_validation(request: Request, error: RequestValidationError) -> Response:
         return of_error(name)
     # What was sent is not repeated: it may be huge, or not be JSON at all.
     errors = [
-        {"type": str(each["type"]), "loc": [str(part) for part in each["loc"]], "msg": str(each["msg"])}
-        for each in error.errors()[:20]
+        {"type": str(fault["type"]), "loc": [str(part) for part in fault["loc"]], "msg": str(fault["msg"])}
+        for fault in error.errors()[:20]
     ]
     first = errors[0] if errors else {"loc": [], "msg": "invalid"}
     where = ".".join(first["loc"])
@@ -142,12 +142,12 @@ def _of_starlette(request: Request, error: HTTPException) -> Response:
 def _methods(request: Request) -> list[str]:
     """Of all routes with this path; the router itself names those of one. Names in a path go before what fits any."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    found: dict[int, set[str]] = {}
+    methods: dict[int, set[str]] = {}
     for route in iter_route_contexts(request.app.routes):
         regex = getattr(route, "path_regex", None)
         if regex is not None and regex.match(path):
-            found.setdefault(regex.groups, set()).update(route.methods or ())
-    return sorted(found[min(found)]) if found else []
+            methods.setdefault(regex.groups, set()).update(route.methods or ())
+    return sorted(methods[min(methods)]) if methods else []
 
 
 def of_surprise(error: Exception) -> Response:

@@ -162,7 +162,9 @@ class _Server(uvicorn.Server):
             notify("READY=1")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        files = [(path, os.stat(path).st_ino) for each in sockets or () if os.path.exists(path := each.getsockname())]
+        files = [
+            (path, os.stat(path).st_ino) for listener in sockets or () if os.path.exists(path := listener.getsockname())
+        ]
         await super().shutdown(sockets)
         for path, inode in files:  # here, because the signal that stops it ends the process behind this
             _remove_socket(path, inode)
@@ -185,20 +187,22 @@ def notify(what: str) -> None:
 def make_app() -> FastAPI:
     """The application of a worker process."""
     return_memory_from(_LARGE_BYTES)
-    told = Settings(**json.loads(os.environ[_SETTINGS]))
-    logs.configure(told.log_level, told.log_format)
-    hosts = {*LOOPBACK_NAMES, *told.allow_hosts, *([told.host] if is_loopback(told.host) else [])}
-    if not is_loopback(told.host) and not told.allow_hosts:
+    settings = Settings(**json.loads(os.environ[_SETTINGS]))
+    logs.configure(settings.log_level, settings.log_format)
+    hosts = {*LOOPBACK_NAMES, *settings.allow_hosts, *([settings.host] if is_loopback(settings.host) else [])}
+    if not is_loopback(settings.host) and not settings.allow_hosts:
         hosts = set()  # whoever has a token may call it as they can reach it
-    limits = Limits(told.body_bytes, told.json_bytes, private_webhooks=told.allow_private_webhooks)
-    app = create_app(told.store, namespace=told.namespace, allow_hosts=hosts, root_path=told.root_path, limits=limits)
+    limits = Limits(settings.body_bytes, settings.json_bytes, private_webhooks=settings.allow_private_webhooks)
+    app = create_app(
+        settings.store, namespace=settings.namespace, allow_hosts=hosts, root_path=settings.root_path, limits=limits
+    )
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[Any]:
-        _drain_on_signal(app.state.service, tells_systemd=told.workers == 1)
+        _drain_on_signal(app.state.service, tells_systemd=settings.workers == 1)
         async with inner(app) as state:
-            if told.workers > 1:
+            if settings.workers > 1:
                 notify("READY=1")
             yield state
 
@@ -238,8 +242,8 @@ def _check(settings: Settings) -> None:
     if settings.unix_socket is not None:
         return
     try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-        for family, kind, number, _, address in found:
+        addresses = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        for family, kind, number, _, address in addresses:
             with socket.socket(family, kind, number) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)

@@ -153,7 +153,7 @@ def _refuse(detail: str, given_id: str) -> bytes:
     finally:
         request_id.reset(token)
     headers = [*answer.raw_headers, *((name.encode(), value.encode()) for name, value in ours.items())]
-    return b"".join([STATUS_LINE[400], *(b"%s: %s\r\n" % each for each in headers), b"\r\n", bytes(answer.body)])
+    return b"".join([STATUS_LINE[400], *(b"%s: %s\r\n" % header for header in headers), b"\r\n", bytes(answer.body)])
 
 
 def _brings_body(name: bytes, value: bytes) -> bool:

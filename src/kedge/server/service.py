@@ -85,9 +85,9 @@ class Service:
 
     def manager(self, namespace: str) -> CheckpointManager:
         """The manager of a namespace. Which ones may be asked for is decided before (`auth`)."""
-        found = self._managers.get(namespace)
-        if found is not None:
-            return found
+        manager = self._managers.get(namespace)
+        if manager is not None:
+            return manager
         with self._opening:
             if namespace not in self._managers:
                 self._managers[namespace] = CheckpointManager(self.url, namespace=namespace, key=self._key)

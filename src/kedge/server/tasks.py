@@ -94,18 +94,18 @@ class Tasks:
         records.gc()
 
     def get(self, task_id: str, namespace: str) -> dict[str, Any]:
-        found = self._records().list(_job(namespace, task_id), limit=1)
-        if not found:
+        records = self._records().list(_job(namespace, task_id), limit=1)
+        if not records:
             raise NotFound(f"task {task_id[:80]} not found", hint="GET /api/v1/tasks lists them")
-        return self._told(found[0])
+        return self._told(records[0])
 
     def all(self, namespace: str) -> list[dict[str, Any]]:
         records = self._records()
-        found = []
+        tasks = []
         for kind in _KINDS:
             jobs = records.jobs(_job(namespace, f"{kind}-"), _LISTED)
-            found += [self._told(newest) for job in jobs for newest in records.list(job.name, limit=1)]
-        return sorted(found, key=lambda task: str(task["started_at"]), reverse=True)[:_LISTED]
+            tasks += [self._told(newest) for job in jobs for newest in records.list(job.name, limit=1)]
+        return sorted(tasks, key=lambda task: str(task["started_at"]), reverse=True)[:_LISTED]
 
     def close(self) -> None:
         """Wait for what is at work: it is safe to kill, but whoever started it wants to know its end."""

@@ -93,7 +93,7 @@ class Tokens:
         """A new token, and its text, which nobody can see again."""
         parse_name("token name", name)
         wanted = parse_choice(Scope, scope)
-        places = tuple(dict.fromkeys(parse_name("namespace", each) for each in namespaces))
+        places = tuple(dict.fromkeys(parse_name("namespace", namespace) for namespace in namespaces))
         if not places or ACCESS in places:
             raise Validation(f"a token for {', '.join(places) or 'no namespace'}", hint="name the namespaces it is for")
         if expires_days is not None and not 0 < expires_days <= _LONGEST_DAYS:
@@ -122,10 +122,10 @@ class Tokens:
 
     def revoke(self, name_or_id: str) -> Token:
         """From now on, and within a second everywhere, nobody gets in with it."""
-        found = [token for token in self.all() if name_or_id in (token.id, token.name)]
-        if not found:
+        matches = [token for token in self.all() if name_or_id in (token.id, token.name)]
+        if not matches:
             raise NotFound(f"there is no token {name_or_id[:80]}", hint="kedge token list shows them")
-        if not (valid := [token for token in found if token.revoked_at is None]):
+        if not (valid := [token for token in matches if token.revoked_at is None]):
             raise Conflict(f"token {name_or_id} is revoked already", hint="nothing is left to do")
         self._manager.tag(valid[-1].checkpoint, revoked=datetime.now(UTC).isoformat())
         self._known.pop(valid[-1].id, None)
@@ -157,8 +157,8 @@ class Tokens:
 
     def holds(self, token: Token) -> bool:
         """Whether a token that was found once is valid still."""
-        found = self.get(token.id)
-        return found is not None and found.is_valid
+        current = self.get(token.id)
+        return current is not None and current.is_valid
 
     def recall(self, text: str) -> tuple[bool, Token | None]:
         """`find` from memory alone: whether it could be answered, and the answer."""
@@ -175,8 +175,8 @@ class Tokens:
         known = self._known.get(token_id)
         if known is not None and time.monotonic() - known[0] < REMEMBERED_S:
             return known[1]
-        found = self._manager.load_by_key(JOB, token_id)
-        token = None if found is None else _token(found[0])
+        stored = self._manager.load_by_key(JOB, token_id)
+        token = None if stored is None else _token(stored[0])
         with self._lock:
             if len(self._known) >= 1024:
                 self._known.clear()

@@ -96,8 +96,8 @@ async def save_in_chunks(access: Access, job: str, request: HttpRequest) -> Resp
         access.service.note_saved()
         return JsonAnswer(saved.to_json(), 201)
     except SendAgain as again:
-        told = json.loads(bytes(of_error(again).body))
-        return JsonAnswer({**told, "digests": [digest.hex() for digest in again.digests]}, again.http_status)
+        problem = json.loads(bytes(of_error(again).body))
+        return JsonAnswer({**problem, "digests": [digest.hex() for digest in again.digests]}, again.http_status)
     except CheckpointError:
         await body.drain()
         raise

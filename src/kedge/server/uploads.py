@@ -144,7 +144,9 @@ def parse_save(text: bytes, model: type[S]) -> S:
     try:
         return model.model_validate(from_json(text))
     except ValidationError as error:
-        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
+        raise RequestValidationError(
+            [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        ) from None
 
 
 def request_of_save(job: str, wish: SaveOptions, key: str | None) -> Request:

@@ -79,11 +79,11 @@ def resolve(url: SplitResult, *, allow_private: bool) -> list[str]:
     """The addresses of a URL's host; Validation if one of them is private, or there is none."""
     assert url.hostname is not None  # as `parse_url` says  # nosec B101
     try:
-        found = socket.getaddrinfo(url.hostname, _port(url), type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(url.hostname, _port(url), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise Validation(f"the host {url.hostname[:200]} has no address", hint="look for a typing error") from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    private = [each for each in addresses if not is_public(ipaddress.ip_address(each.partition("%")[0]))]
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in answers))
+    private = [address for address in addresses if not is_public(ipaddress.ip_address(address.partition("%")[0]))]
     if private and not allow_private:
         raise Validation(
             f"the host {url.hostname[:200]} has a private address",

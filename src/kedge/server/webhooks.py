@@ -85,12 +85,12 @@ class Webhooks:
     def all(self, namespace: str | None = None) -> list[Webhook]:
         """Oldest first."""
         tags = None if namespace is None else {"namespace": namespace}
-        found = []
+        webhooks = []
         for checkpoint in self._records.list(JOB, tags=tags):
             with suppress(NotFound):  # deleted meanwhile
                 state: Any = self._records.load(checkpoint.id)
-                found.append(Webhook.of(checkpoint, str(state["secret"])))
-        return found
+                webhooks.append(Webhook.of(checkpoint, str(state["secret"])))
+        return webhooks
 
     def get(self, namespace: str, webhook_id: str) -> Webhook:
         for webhook in self.all(namespace):
@@ -199,18 +199,18 @@ class Notifier:
             self._held[namespace] = holding, holding.__enter__()
             self._records[namespace] = webhooks.record_of(namespace)
         lease, record = self._held[namespace][1], self._records[namespace]
-        position = min(each.after for each in own) if record["position"] is None else record["position"]
-        found, record["position"] = _messages(self._store_of(namespace), own, position, set(record["known"]))
-        if found:
-            record["pending"] = [*record["pending"], *found][-_PENDING:]
-            record["known"] = [*record["known"], *(each["id"] for each in found)][-_PENDING:]
+        position = min(entry.after for entry in own) if record["position"] is None else record["position"]
+        messages, record["position"] = _messages(self._store_of(namespace), own, position, set(record["known"]))
+        if messages:
+            record["pending"] = [*record["pending"], *messages][-_PENDING:]
+            record["known"] = [*record["known"], *(entry["id"] for entry in messages)][-_PENDING:]
             webhooks.save_record(namespace, record, lease)  # before they are sent: a crash loses none
         if self._send(webhooks, own, record):
             webhooks.save_record(namespace, record, lease)
 
     def _send(self, webhooks: Webhooks, own: list[Webhook], record: dict[str, Any]) -> bool:
         """Send what is due; whether anything changed. One failure is enough for one receiver at once."""
-        known = {each.id: each for each in own}
+        known = {hook.id: hook for hook in own}
         left, failing, now, is_changed = [], set(), time.time(), False
         for entry in record["pending"]:
             webhook = known.get(entry["webhook"])
@@ -241,7 +241,7 @@ def _messages(
     A run may record the same more than once, say when it begins to wait and when it ends: `known` are the IDs of
     messages that were made before.
     """
-    found: dict[str, dict[str, Any]] = {}
+    messages: dict[str, dict[str, Any]] = {}
     while events := store.events(position, _PAGE):
         for event in events:
             for kind, record in _of_runs(store, event):
@@ -251,17 +251,17 @@ def _messages(
                     message_id = _id_of(webhook, kind, record)
                     if kind in webhook.events and event.id > webhook.after and message_id not in known:
                         sent = {"attempts": 0, "next": 0.0, "problem": ""}
-                        found.setdefault(message_id, {"webhook": webhook.id, "id": message_id, **facts, **sent})
+                        messages.setdefault(message_id, {"webhook": webhook.id, "id": message_id, **facts, **sent})
         position = events[-1].id
-        if len(events) < _PAGE or len(found) >= _PENDING:
+        if len(events) < _PAGE or len(messages) >= _PENDING:
             break
-    return list(found.values()), position
+    return list(messages.values()), position
 
 
 def _id_of(webhook: Webhook, kind: str, record: Checkpoint) -> str:
     """The same for all records that tell the same of one session of a run."""
-    told = [webhook.id, kind, record.job, record.metadata.get("session"), record.metadata.get("waiting")]
-    return "msg_" + hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]
+    facts = [webhook.id, kind, record.job, record.metadata.get("session"), record.metadata.get("waiting")]
+    return "msg_" + hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 
 
 def _of_runs(store: CheckpointManager, event: Event) -> Iterator[tuple[str, Checkpoint]]:

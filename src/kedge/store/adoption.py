@@ -70,7 +70,7 @@ def adopt(
     """Save them as they are; of their chunks, only those move that are not here. Several share a commit if none has
     chunks. Answers what has their IDs here now: if it was here before, that is for the caller to compare."""
     if len(exported) > 1 or not exported[0].references:
-        return _adopt_small(store, [each.record for each in exported], actor)
+        return _adopt_small(store, [export.record for export in exported], actor)
     return [_adopt_one(store, exported[0], read, actor, moved)]
 
 

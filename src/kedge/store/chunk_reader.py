@@ -51,9 +51,9 @@ class ChunkReader:
         if self._vault is None:
             return self._locate(list(digests))
         names = {digest: self._vault.chunk_ids(digest) for digest in digests}
-        found = self._locate([name for some in names.values() for name in some])
+        places = self._locate([name for some in names.values() for name in some])
         # While keys are changed a chunk may be there under two names: the first one is that of the current key.
-        return {d: found[some[0]] for d, ids in names.items() if (some := [name for name in ids if name in found])}
+        return {d: places[some[0]] for d, ids in names.items() if (some := [name for name in ids if name in places])}
 
     def _find_again(self, digest: bytes, place: Chunk | None) -> Chunk | None:
         """Where a chunk is now: gc may have moved it, or a change of keys renamed it. None if nowhere else."""
@@ -138,10 +138,10 @@ class ChunkReader:
         """Neighbours in packs that are not files here, and all others."""
         elsewhere: list[tuple[Entry, memoryview | Staged]] = []
         alone: list[tuple[Entry, memoryview | Staged]] = []
-        for one in wanted:
-            place = places.get(one[0].digest)
-            (elsewhere if place is not None and self._is_elsewhere(place) else alone).append(one)
-        runs = neighbours(elsewhere, lambda one: places[one[0].digest])
+        for item in wanted:
+            place = places.get(item[0].digest)
+            (elsewhere if place is not None and self._is_elsewhere(place) else alone).append(item)
+        runs = neighbours(elsewhere, lambda item: places[item[0].digest])
         return [run for run in runs if len(run) > 1], [*alone, *(run[0] for run in runs if len(run) == 1)]
 
     def _is_elsewhere(self, place: Chunk) -> bool:
@@ -176,23 +176,23 @@ class ChunkReader:
     @sheltered
     def _read_all_named(self, digests: Sequence[bytes], of: str) -> dict[bytes, bytes]:
         places = self.find(digests)
-        found: dict[bytes, bytes] = {}
+        contents: dict[bytes, bytes] = {}
         for run in neighbours([d for d in places if self._is_elsewhere(places[d])], places.__getitem__):
             try:
                 stored = read_neighbours(self._blobs, [places[digest] for digest in run])
                 for digest, data in zip(run, stored, strict=True):
-                    found[digest] = bytes(unpack(places[digest], data, self._vault))
+                    contents[digest] = bytes(unpack(places[digest], data, self._vault))
             except (NotFound, Corrupted):
                 continue  # read by themselves below
         for digest in digests:
-            place, plain = places.get(digest), found.get(digest)
+            place, plain = places.get(digest), contents.get(digest)
             if plain is None and place is not None and place.data is not None:
                 with suppress(Corrupted):
                     plain = bytes(unpack(place, place.data, self._vault))
             if plain is None or digest_of(plain) != digest:
                 plain = self._read_named(digest, place, of)
-            found[digest] = plain
-        return found
+            contents[digest] = plain
+        return contents
 
     def _read_named(self, digest: bytes, place: Chunk | None, of: str) -> bytes:
         entry = Entry(place.size_bytes if place else 0, digest)
@@ -325,13 +325,13 @@ def neighbours(wanted: Iterable[_T], place_of: Callable[[_T], Chunk]) -> list[li
     """What lies side by side in a pack, in runs of bounded length."""
     runs: list[list[_T]] = []
     pack, start, end = "", 0, 0
-    for one in sorted(wanted, key=lambda one: ((place := place_of(one)).pack, place.offset)):
-        place = place_of(one)
+    for item in sorted(wanted, key=lambda item: ((place := place_of(item)).pack, place.offset)):
+        place = place_of(item)
         stop = place.offset + place.stored_bytes
         if not runs or place.pack != pack or place.offset > end + _GAP_BYTES or stop - start > RUN_BYTES:
             runs.append([])
             pack, start, end = place.pack, place.offset, stop
-        runs[-1].append(one)
+        runs[-1].append(item)
         end = max(end, stop)
     return runs
 

@@ -255,7 +255,7 @@ class ChunkWriter:
             self._write_together([(digest, len(piece), encoding, stored)])
         else:
             together.append((digest, len(piece), encoding, stored))
-            if sum(len(one) for *_, one in together) >= BUNDLE_BYTES // 2:
+            if sum(len(data) for *_, data in together) >= BUNDLE_BYTES // 2:
                 self._write_together(together)
                 together.clear()
         return is_smaller
@@ -373,19 +373,19 @@ def _seal(key: DataKey, name: bytes, plain: memoryview) -> memoryview:
 
 
 def _compressor() -> zstandard.ZstdCompressor:
-    found: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
-    if found is None:
-        found = _local.compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
-    return found
+    compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if compressor is None:
+        compressor = _local.compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
+    return compressor
 
 
 def _joining_memory() -> memoryview:
     """Memory of this thread for what is written at once, page-aligned, so that the disk may take it from there."""
-    found: memoryview | None = getattr(_local, "joining", None)
-    if found is None:
+    memory: memoryview | None = getattr(_local, "joining", None)
+    if memory is None:
         region = mmap.mmap(-1, BUNDLE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        found = _local.joining = memoryview(region)
-    return found
+        memory = _local.joining = memoryview(region)
+    return memory
 
 
 def _copy(piece: memoryview, offset: int) -> memoryview:

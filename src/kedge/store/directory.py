@@ -154,10 +154,10 @@ def read_marker(path: Path) -> Marker:
     if version is not None and int(version[1]) > FORMAT_VERSION:
         author = _WRITTEN_BY.search(text)
         raise unsupported(f"the store at {path} (format {int(version[1])})", author[1].decode() if author else "")
-    found = _MARKER.fullmatch(text)
-    if found is None:
+    match = _MARKER.fullmatch(text)
+    if match is None:
         raise Corrupted(f"{path / MARKER} is damaged", hint="run kedge check --repair")
-    return Marker(found["id"].decode(), found["index"].decode(), found["encrypted"] == b"yes")
+    return Marker(match["id"].decode(), match["index"].decode(), match["encrypted"] == b"yes")
 
 
 def write_marker(path: Path, marker: Marker) -> None:
@@ -188,10 +188,12 @@ def _write(path: Path, content: bytes) -> None:
 def read_keyrings(path: Path) -> dict[str, str]:
     """The copies of keyrings by namespace; {} where there are none, or nothing that can be read."""
     try:
-        found = json.loads((path / KEYRINGS).read_bytes())
+        document = json.loads((path / KEYRINGS).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+    return (
+        {name: text for name, text in document.items() if isinstance(text, str)} if isinstance(document, dict) else {}
+    )
 
 
 def keep_keyring(path: Path, namespace: str, keyring: str) -> None:

@@ -156,8 +156,8 @@ class ReadingManager:
         """
         wanted = None if level is None else parse_choice(CheckpointLevel, level)
         while True:
-            found = self.store.latest(parse_name("job", job_id), wanted)
-            if found is None:
+            stored = self.store.latest(parse_name("job", job_id), wanted)
+            if stored is None:
                 # All of them in one read: what was saved since `latest` looked is not damaged, but found next time.
                 history = self.store.list(job_id, Selection(level=wanted))
                 if not history:
@@ -168,44 +168,44 @@ class ReadingManager:
                         hint="run kedge check; put lost files back, or load one by its ID to see what is wrong",
                     )
                 continue
-            self._warn_of_newer(found[0], wanted)
+            self._warn_of_newer(stored[0], wanted)
             try:
-                return found[0], self.load_stored(found, into=into, device=device)
+                return stored[0], self.load_stored(stored, into=into, device=device)
             except NotFound:
-                if self.exists(found[0].id):
+                if self.exists(stored[0].id):
                     raise
                 # deleted while it was loaded: another one is the newest now
 
-    def _warn_of_newer(self, found: Checkpoint, level: CheckpointLevel | None) -> None:
-        newer = self.store.list(found.job, Selection(level=level, limit=1, after=found.seq))
+    def _warn_of_newer(self, checkpoint: Checkpoint, level: CheckpointLevel | None) -> None:
+        newer = self.store.list(checkpoint.job, Selection(level=level, limit=1, after=checkpoint.seq))
         if newer and newer[0].status is CheckpointStatus.CORRUPTED:
-            text = f"checkpoint {newer[0].id}, newer than {found.id} of job {found.job}, is damaged and passed over"
-            warnings.warn(text, stacklevel=3)
+            older = f"{checkpoint.id} of job {checkpoint.job}"
+            warnings.warn(f"checkpoint {newer[0].id}, newer than {older}, is damaged and passed over", stacklevel=3)
 
     def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
         """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
-        found = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
-        return None if found is None else (found[0], self.load_stored(found))
+        stored = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
+        return None if stored is None else (stored[0], self.load_stored(stored))
 
     def read_ahead(
         self, job_id: str, after: int, limit: int = 64
     ) -> dict[str, tuple[Checkpoint, Callable[[], object]]]:
         """What was saved under idempotency keys next behind sequence number `after`; states are loaded when called."""
-        found = self.store.find_next(parse_name("job", job_id), after, limit)
-        return {key: (stored[0], partial(self.load_stored, stored)) for key, stored in found.items()}
+        ahead = self.store.find_next(parse_name("job", job_id), after, limit)
+        return {key: (stored[0], partial(self.load_stored, stored)) for key, stored in ahead.items()}
 
     def get_by_key(self, job_id: str, idempotency_key: str) -> Checkpoint | None:
         """The checkpoint saved under an idempotency key, without its state; None when there is none."""
-        found = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
-        return None if found is None else found[0]
+        stored = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
+        return None if stored is None else stored[0]
 
     def restore(self, job_id: str, checkpoint_id: str | None = None) -> Any:
         """The state of a job's checkpoint, the newest by default; NotFound (a FileNotFoundError) when missing."""
         if checkpoint_id is None:
-            found = self.load_latest(job_id)
-            if found is None:
+            latest = self.load_latest(job_id)
+            if latest is None:
                 raise NotFound(f"job {job_id} has no checkpoint", hint="kedge jobs shows which jobs exist")
-            return found[1]
+            return latest[1]
         self._in_job(job_id, checkpoint_id)
         return self.load(checkpoint_id)
 

@@ -43,7 +43,7 @@ def refuse_others(path: Path) -> None:
     """A directory with other things in it is left alone."""
     if path.exists() and not path.is_dir():
         raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
-    foreign = [found.name for found in path.iterdir() if found.name != INSIDE] if path.exists() else []
+    foreign = [entry.name for entry in path.iterdir() if entry.name != INSIDE] if path.exists() else []
     if foreign:
         raise NotAStore(
             f"{path} is no store of files and holds others ({min(foreign)}, …)",

@@ -85,10 +85,10 @@ class Pieces:
     @property
     def tops(self) -> list[tuple[int, bytes]]:
         """Height and digest of what the manifest names, in the order of the pieces."""
-        found: list[tuple[int, bytes]] = []
+        tops: list[tuple[int, bytes]] = []
         for height, level in enumerate(self._levels):
-            found[:0] = [(height, digest) for digest in level.digests[level.ends[-1] if level.ends else 0 :]]
-        return found
+            tops[:0] = [(height, digest) for digest in level.digests[level.ends[-1] if level.ends else 0 :]]
+        return tops
 
     def data_of(self, digest: bytes, height: int) -> bytes:
         if height:
@@ -152,12 +152,12 @@ def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, byt
     if earlier is not None:
         shift = len(digests) - len(earlier.digests)
         same = common_length(digests, earlier.digests)
-        kept = bisect_right(earlier.ends, same)
-        ends, nodes = earlier.ends[:kept], earlier.nodes[:kept]
+        same_groups = bisect_right(earlier.ends, same)
+        ends, nodes = earlier.ends[:same_groups], earlier.nodes[:same_groups]
         start = ends[-1] if ends else 0
         behind = common_length(digests[same:][::-1], earlier.digests[same:][::-1])
         settled = len(digests) - behind
-        known = {end + shift: number for number, end in enumerate(earlier.ends[kept:], kept)}
+        known = {end + shift: number for number, end in enumerate(earlier.ends[same_groups:], same_groups)}
     first = start
     for position in range(start, len(digests)):
         length = position + 1 - first

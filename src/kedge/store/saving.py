@@ -116,13 +116,13 @@ class Saving(Loading):
             assert isinstance(alone.operation, _SmallSave)
             alone.result = alone.operation()
             return
-        saves = [save for each in batch if isinstance(save := each.operation, _SmallSave)]
+        saves = [save for waiting in batch if isinstance(save := waiting.operation, _SmallSave)]
         outcomes = self._save_many([(save.request, save.encoded, save.actor) for save in saves])
-        for each, outcome in zip(batch, outcomes, strict=True):
+        for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                each.error = outcome
+                waiting.error = outcome
             else:
-                each.result = outcome
+                waiting.result = outcome
 
     def note(self) -> None:
         """A save is in the index alone."""
@@ -222,10 +222,10 @@ class Saving(Loading):
     def _same(self, checkpoint_id: CheckpointId, job: str, created_us: int) -> Checkpoint | None:
         """The checkpoint of an attempt that was reported as failed after its commit; None if the ID is another's."""
         try:
-            found = self.index.get(checkpoint_id)
+            saved = self.index.get(checkpoint_id)
         except NotFound:
             return None
-        return found if found.job == job and found.created_at == to_datetime(created_us) else None
+        return saved if saved.job == job and saved.created_at == to_datetime(created_us) else None
 
     def _save_once(
         self,
@@ -378,9 +378,9 @@ class Saving(Loading):
         with settled(writer):
             digests = list(dict.fromkeys(self.contents(record.manifest)))
             for start in range(0, len(digests), _CARRIED_CHUNKS):
-                found = self.reader.find(some := digests[start : start + _CARRIED_CHUNKS])
+                places = self.reader.find(some := digests[start : start + _CARRIED_CHUNKS])
                 for digest in some:
-                    place = found.get(digest)
+                    place = places.get(digest)
                     if place is None or place.digest == key.chunk_id(digest):
                         writer.reuse(digest)  # if it is gone, the commit says so
                     else:
@@ -394,8 +394,8 @@ class Saving(Loading):
         if self.vault is None:
             return list(self.contents(packed))
         digests = list(dict.fromkeys(self.contents(packed)))
-        found = self.reader.find(digests)
-        return [found[d].digest if d in found else self.vault.current.chunk_id(d) for d in digests]
+        places = self.reader.find(digests)
+        return [places[d].digest if d in places else self.vault.current.chunk_id(d) for d in digests]
 
     def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
         """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""
@@ -403,11 +403,11 @@ class Saving(Loading):
             known = self._recent.get(job)
         if known is not None:
             return known
-        found = self.index.latest(job)
-        if found is None:
+        newest = self.index.latest(job)
+        if newest is None:
             return ()
         try:
-            return self.parse(found[1], of=found[0].id).streams
+            return self.parse(newest[1], of=newest[0].id).streams
         except Corrupted:
             return ()  # a damaged predecessor must not stop a save; it only costs the comparison
 

@@ -381,15 +381,15 @@ class BlobsSuite:
 
     def test_what_was_withdrawn_is_not_scanned(self, blobs: Blobs, other: Blobs) -> None:
         magic = b"\x89RECORD\n"
-        (kept,) = put(blobs, magic + b"of another save")
+        (remaining,) = put(blobs, magic + b"of another save")
         writer = blobs.writer(0)
         chunk, record = writer.append(pattern(100_000)), writer.append(magic + pattern(10_000))
         writer.commit()
         writer.withdraw(*record)
         writer.release()
         present = {name for name, _ in other.packs()}
-        hits = {(pack, at) for pack in {kept[0], chunk[0], record[0]} & present for at in other.scan(pack, magic)}
-        assert kept in hits
+        hits = {(pack, at) for pack in {remaining[0], chunk[0], record[0]} & present for at in other.scan(pack, magic)}
+        assert remaining in hits
         assert record not in hits
 
     def test_scanning_a_missing_pack_is_not_found(self, blobs: Blobs) -> None:

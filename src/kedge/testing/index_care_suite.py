@@ -202,13 +202,13 @@ class IndexCareSuite(IndexFixtures):
         assert list(index.manifests(rows[17][0], with_chunks=False)) == rows[18:]
 
     def test_sweep_removes_what_no_manifest_names(self, index: Index, tenant: Index) -> None:
-        kept, dropped = chunk("kept", "p1"), chunk("dropped", "p2")
-        save(index, with_chunks(kept))
-        gone = save(index, with_chunks(dropped, reused=[kept]))[0]
+        used, dropped = chunk("kept", "p1"), chunk("dropped", "p2")
+        save(index, with_chunks(used))
+        gone = save(index, with_chunks(dropped, reused=[used]))[0]
         save(tenant, with_chunks(chunk("dropped", "p3")))
         index.delete([gone.id], actor="t")
         assert index.sweep(references) == (1, 60)
-        assert set(index.locate([kept.digest, dropped.digest])) == {kept.digest}
+        assert set(index.locate([used.digest, dropped.digest])) == {used.digest}
         assert tenant.locate([dropped.digest])
         assert index.condemn("p2")
         assert index.sweep(references) == (0, 0)

@@ -369,7 +369,7 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
         assert index.get(entry.id) == entry
         index.renew_lease(lease)
         last = save(index, record(lease_token=lease.token, then=then))[0]
-        assert [found.id for found in index.list("job")] == [last.id]
+        assert [checkpoint.id for checkpoint in index.list("job")] == [last.id]
         assert index.list("queue") == index.list("queue", Selection(tags={"state": ["running"]})) == []
         with pytest.raises(LeaseLost):
             index.renew_lease(lease)

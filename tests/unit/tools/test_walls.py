@@ -48,6 +48,8 @@ FIFTY_ONE_LINES = "def f():\n" + "    x = 1\n" * 50
         ("x = str(exc) == 'gone'\n", (1, "decided by the text of an error message")),
         ("x = str(e).startswith('gone')\n", (1, "decided by the text of an error message")),
         ("x = 'gone' in str(error).lower()\n", (1, "decided by the text of an error message")),
+        ("for each in names:\n    x = 1\n", (1, "a value is called each: say what it is")),
+        ("def f(kept):\n    return kept\n", (1, "a value is called kept: say what it is")),
         ("sys.set_int_max_str_digits(0)\n", (1, "the limit on the digits of integers is lifted")),
     ],
 )
@@ -68,6 +70,8 @@ def test_each_breach_is_seen(walls: ModuleType, source: str, finding: tuple[int,
         "def f(row):\n    return row[0], row[1], row['name']\n",
         "raise Failed(str(error)) from error\n",
         "if 'a' in text:\n    x = str(error)\n",
+        "class A:\n    found: int\n",
+        "def found():\n    return other.kept\n",
     ],
 )
 def test_what_keeps_to_the_rules_is_left_alone(walls: ModuleType, source: str) -> None:

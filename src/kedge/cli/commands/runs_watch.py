@@ -50,7 +50,7 @@ def _line(record: Checkpoint) -> str:
     kind, name = about.get("kind"), safe(record.step)
     if kind == "run":
         word = str(about.get("status"))
-        waits = [f"waits for {each.get('for')} {each.get('name')}" for each in about.get("waiting") or ()]
+        waits = [f"waits for {wait.get('for')} {wait.get('name')}" for wait in about.get("waiting") or ()]
         facts = "; ".join(waits) if word == "paused" else str(about.get("error") or "")
         return f"{style(word, _LOOKS.get(word, 'dim'))}  run {safe(record.job)}" + (f"  {safe(facts)}" if facts else "")
     if kind == "step":

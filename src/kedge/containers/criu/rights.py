@@ -112,17 +112,17 @@ def _synced(files: ImageFiles, names: frozenset[str]) -> frozenset[int]:
     if not {"pstree.img", "seccomp.img"} <= names:
         return frozenset()
     with damage(files, "seccomp.img"):
-        filters = [one for record in records(files, "seccomp.img", "seccomp") for one in record.messages(1)]
+        filters = [rule for record in records(files, "seccomp.img", "seccomp") for rule in record.messages(1)]
     with damage(files, "pstree.img"):
         processes = list(records(files, "pstree.img", "pstree"))
-    found: set[int] = set()
+    threads: set[int] = set()
     for process in processes:
         name = f"core-{process.number(1)}.img"
         if name in names:
             with damage(files, name):
                 if _sets_for_all(first_record(files, name, "core"), filters):
-                    found.update(process.numbers(5))
-    return frozenset(found)
+                    threads.update(process.numbers(5))
+    return frozenset(threads)
 
 
 def _sets_for_all(core: Message, filters: list[Message]) -> bool:

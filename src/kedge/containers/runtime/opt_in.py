@@ -119,9 +119,9 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None, bundle: str = "
         return note_value or next((value for name in names if (value := environment.get(name) or notes.get(name))), "")
 
     restore = asked("restore", "KEDGE_RESTORE", "RESTORE_FROM", "kybernate.io/restore-from")
-    kept = asked("checkpoint", "KEDGE_CHECKPOINT")
-    is_of_arch = not kept and environment.get("ARCH_ENABLE", "").strip().lower() in _YES
-    if not is_of_arch and kept.strip().lower() not in _YES and restore in ("", "no"):
+    wanted_text = asked("checkpoint", "KEDGE_CHECKPOINT")
+    is_of_arch = not wanted_text and environment.get("ARCH_ENABLE", "").strip().lower() in _YES
+    if not is_of_arch and wanted_text.strip().lower() not in _YES and restore in ("", "no"):
         return None
     if notes.get(_TYPE) == "sandbox":
         return None

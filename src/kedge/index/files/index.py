@@ -146,8 +146,8 @@ class FilesIndex(SqliteIndex):
                 f"the store at {self._folder} was replaced by another one while it was open",
                 hint="close this store and open the right one",
             )
-        found = db.execute("SELECT no FROM namespace WHERE name = ?", (self.namespace,)).fetchone()
-        self._ns = found[0] if found else _NO_NAMESPACE
+        number = db.execute("SELECT no FROM namespace WHERE name = ?", (self.namespace,)).fetchone()
+        self._ns = number[0] if number else _NO_NAMESPACE
         self._numbers.clear()
         self._writes.use(db, self._ns)
 
@@ -279,7 +279,9 @@ class FilesIndex(SqliteIndex):
             self._shown.present()  # removes what killed writers left
         newest = "SELECT id, chain FROM event ORDER BY id DESC LIMIT 1"
         seen, chain = self._one(newest) or (0, None)
-        marked = {digest for _, found, manifest in self.manifests() for digest in references(found.id, manifest)}
+        marked = {
+            digest for _, checkpoint, manifest in self.manifests() for digest in references(checkpoint.id, manifest)
+        }
 
         def delete() -> tuple[int, int]:
             db = self._connection
@@ -287,7 +289,7 @@ class FilesIndex(SqliteIndex):
             now = db.execute("SELECT chain FROM event WHERE id = ?", (seen,)).fetchone()
             late: Iterable[tuple[str, bytes]] = db.execute(late_manifests(), (self._ns, seen)).fetchall()
             if (now and now[0]) != chain:  # the journal was made anew, and its events number other changes
-                late = ((found.id, manifest) for _, found, manifest in self.manifests())
+                late = ((checkpoint.id, manifest) for _, checkpoint, manifest in self.manifests())
             for checkpoint_id, manifest in late:
                 marked.update(references(checkpoint_id, manifest))
             chunks = db.execute("SELECT digest, stored_bytes, base FROM chunk WHERE ns_no = ?", (self._ns,)).fetchall()
@@ -351,11 +353,11 @@ def _is_writable(journal: Path) -> bool:
 def _tables(db: Any) -> list[tuple[str, list[str], list[str]]]:
     """(table, columns, columns of its key) of the schema, whatever version it has."""
     names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY rowid")]
-    found = []
+    tables = []
     for name in names:
         columns = db.execute(f"PRAGMA table_info({name})").fetchall()
-        found.append((name, [c[1] for c in columns], [c[1] for c in columns if c[5]]))
-    return found
+        tables.append((name, [c[1] for c in columns], [c[1] for c in columns if c[5]]))
+    return tables
 
 
 _ROWS = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT}

@@ -67,10 +67,10 @@ class Journal:
     def has_more(self) -> bool:
         """Whether there may be something to read; costs one system call."""
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError as error:
             raise storage_error("read", str(self.path), error) from error
-        return (found.st_dev, found.st_ino) != self._file or found.st_size != self.position
+        return (status.st_dev, status.st_ino) != self._file or status.st_size != self.position
 
     def read(self) -> tuple[bool, list[str]]:
         """Whether another file has taken the place of the one read so far, and the transactions since.
@@ -141,12 +141,12 @@ class Journal:
     def _look(self) -> bool:
         """Whether another file is at the path now, or this one was cut; it is the one to read from then."""
         handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        found = os.fstat(handle)
-        if (found.st_dev, found.st_ino) == self._file and found.st_size >= self.position:
+        status = os.fstat(handle)
+        if (status.st_dev, status.st_ino) == self._file and status.st_size >= self.position:
             os.close(handle)
             return False
         self.close()
-        self._handle, self._file = handle, (found.st_dev, found.st_ino)
+        self._handle, self._file = handle, (status.st_dev, status.st_ino)
         return True
 
     def _begin(self, data: bytes) -> int:

@@ -91,10 +91,10 @@ class ShownFiles:
     def _is_ours(self, path: Path) -> bool:
         depth = len(path.relative_to(self._folder).parts)
         try:
-            found = json.loads(path.read_text())
+            document = json.loads(path.read_text())
         except (OSError, ValueError):
             return False
-        return depth in (3, 4) and isinstance(found, dict) and f"{_safe(str(found.get('id')))}.json" == path.name
+        return depth in (3, 4) and isinstance(document, dict) and f"{_safe(str(document.get('id')))}.json" == path.name
 
 
 def _safe(name: str) -> str:

@@ -39,11 +39,11 @@ class PostgresReads(SqlReads):
         if store is None:
             raise StorageError(f"there is no store in {server.name}", hint="open it with create=True")
         self.store_id: str = store[0]
-        if (found := self._number()) is None:
+        if (number := self._number()) is None:
             server.all("INSERT INTO kedge.namespace (name) VALUES (%s) ON CONFLICT DO NOTHING RETURNING no", namespace)
-            found = self._number()
-        assert found is not None
-        self._ns = found
+            number = self._number()
+        assert number is not None
+        self._ns = number
         self.is_encrypted = server.is_encrypted()
         self.written_by = server.written_by()
 
@@ -66,10 +66,10 @@ class PostgresReads(SqlReads):
         for names, value in wanted.metadata_paths():
             kind = "null" if value is None else "boolean" if isinstance(value, bool) else "number"
             kind = "string" if isinstance(value, str) else kind
-            found = "metadata::json #>> ?::text[]"
+            member = "metadata::json #>> ?::text[]"
             # CASE, because conditions joined by AND may be evaluated in any order, and not every text is a number.
-            test = {"null": "true", "string": f"({found}) = ?", "boolean": f"({found})::boolean = ?"}.get(
-                kind, f"({found})::{'float8' if isinstance(value, float) else 'numeric'} = ?"
+            test = {"null": "true", "string": f"({member}) = ?", "boolean": f"({member})::boolean = ?"}.get(
+                kind, f"({member})::{'float8' if isinstance(value, float) else 'numeric'} = ?"
             )
             conditions.append(f"CASE WHEN json_typeof(metadata::json #> ?::text[]) = ? THEN {test} ELSE false END")
             parameters += [names, kind] if value is None else [names, kind, names, value]

@@ -307,8 +307,8 @@ def _written_by(db: Connection) -> str:
 def _migrations() -> list[tuple[int, str]]:
     """(number, SQL) of every step of the schema, in order."""
     folder = files("kedge.index.postgres").joinpath("sql")
-    found = [(m[1], f) for f in folder.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
-    return sorted((int(version), file.read_text()) for version, file in found)
+    scripts = [(m[1], f) for f in folder.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+    return sorted((int(version), file.read_text()) for version, file in scripts)
 
 
 def _without_secrets(url: str) -> str:

@@ -147,15 +147,15 @@ class PostgresWrites(SqlWrites):
         """Locked against `condemn`."""
         packs: dict[str, int | None] = {"": None}
         for name in sorted({place.pack for place in places} - {""}):
-            found = self._one(
+            row = self._one(
                 "INSERT INTO main.pack (name) VALUES (?) ON CONFLICT (name) DO UPDATE SET name = excluded.name "
                 "RETURNING no, is_condemned",
                 name,
             )
-            assert found is not None
-            if found[1]:
+            assert row is not None
+            if row[1]:
                 raise ChunksGone([place.digest for place in places if place.pack == name])
-            packs[name] = found[0]
+            packs[name] = row[0]
         return packs
 
     def _insert_chunks(self, chunks: Sequence[Chunk], packs: Packs) -> None:

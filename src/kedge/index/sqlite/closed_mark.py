@@ -198,21 +198,21 @@ def log_missing(index: str) -> Corrupted:
 
 
 def _parsed(text: bytes) -> Closing:
-    found = _TEXT.fullmatch(text)
-    if found is None:  # cut off while it was made, or while the log was there (opening) or had been moved on (closing)
+    match = _TEXT.fullmatch(text)
+    if match is None:  # cut off while it was made, or while the log was there (opening) or had been moved on (closing)
         return Closing()
-    return Closing(found[1] == b"open", int(found[2]), found[3].decode())
+    return Closing(match[1] == b"open", int(match[2]), match[3].decode())
 
 
 def newest_event(db: sqlite3.Connection) -> tuple[int, str]:
     """Its number and hash."""
-    found = db.execute("SELECT id, chain FROM event ORDER BY id DESC LIMIT 1").fetchone()
-    return (0, "0" * 64) if found is None else (found[0], found[1].hex())
+    row = db.execute("SELECT id, chain FROM event ORDER BY id DESC LIMIT 1").fetchone()
+    return (0, "0" * 64) if row is None else (row[0], row[1].hex())
 
 
 def has_event(db: sqlite3.Connection, number: int, chain: str) -> bool:
-    found = db.execute("SELECT chain FROM event WHERE id = ?", (number,)).fetchone()
-    return number == 0 or (found is not None and found[0].hex() == chain)
+    row = db.execute("SELECT chain FROM event WHERE id = ?", (number,)).fetchone()
+    return number == 0 or (row is not None and row[0].hex() == chain)
 
 
 def _lock(handle: int, how: int, path: str) -> None:

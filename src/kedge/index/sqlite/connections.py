@@ -254,10 +254,10 @@ os.register_at_fork(before=_before, after_in_parent=lambda: _after(False), after
 
 def identity_of(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 forked_while_open: set[tuple[int, int] | None] = set()  # files this process, a child, can lock no more

@@ -33,8 +33,8 @@ _MIGRATION = re.compile(r"(\d{3})\.sql")
 
 def migrations() -> list[tuple[int, str]]:
     """(version, SQL) of every schema step, in order."""
-    found = [(m[1], f) for f in files(__package__).joinpath("sql").iterdir() if (m := _MIGRATION.fullmatch(f.name))]
-    return sorted((int(version), file.read_text()) for version, file in found)
+    scripts = [(m[1], f) for f in files(__package__).joinpath("sql").iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+    return sorted((int(version), file.read_text()) for version, file in scripts)
 
 
 class Connection(sqlite3.Connection):
@@ -160,8 +160,8 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
 
 
 def is_encrypted(connection: sqlite3.Connection) -> bool:
-    found = connection.execute("SELECT value FROM meta WHERE key = 'encrypted'").fetchone()
-    return found is not None and found[0] == "yes"
+    row = connection.execute("SELECT value FROM meta WHERE key = 'encrypted'").fetchone()
+    return row is not None and row[0] == "yes"
 
 
 def mark_encrypted(connection: sqlite3.Connection) -> None:
@@ -171,8 +171,8 @@ def mark_encrypted(connection: sqlite3.Connection) -> None:
 
 def written_by(connection: sqlite3.Connection) -> str:
     """The newest Kedge that has opened the index for writing."""
-    found = connection.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
-    return found[0] if found else ""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
+    return row[0] if row else ""
 
 
 def is_unsigned(connection: sqlite3.Connection) -> bool:

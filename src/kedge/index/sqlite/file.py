@@ -129,10 +129,10 @@ class SqliteFile:
 
     def _learn(self) -> None:
         """The ID of the store, the number of our namespace, whether rows are sealed."""
-        found = self._connection.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
-        if found is None:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
+        if row is None:
             raise Corrupted(f"{self._name} has lost the ID of its store", hint="run kedge check --repair")
-        self.store_id: str = found[0]
+        self.store_id: str = row[0]
         self._ns = self._namespace_no()
         if self._file is None and is_unsigned(self._connection):
             self._say_open()
@@ -157,14 +157,14 @@ class SqliteFile:
 
     def _namespace_no(self) -> int:
         look_up = "SELECT no FROM namespace WHERE name = ?"
-        found = self._connection.execute(look_up, (self.namespace,)).fetchone()
-        if found is None and self._file is not None:
+        row = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        if row is None and self._file is not None:
             return _NO_NAMESPACE
-        if found is None:  # only then: opening a store that is full writes nothing
+        if row is None:  # only then: opening a store that is full writes nothing
             self._say_open()
             self._connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
-            found = self._connection.execute(look_up, (self.namespace,)).fetchone()
-        return int(found[0])
+            row = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        return int(row[0])
 
     def _make_locks(self) -> None:
         self._memory_lock = threading.RLock()

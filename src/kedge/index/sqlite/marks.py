@@ -19,9 +19,9 @@ _AS_SEEN = (
 )
 
 
-def stands(db: sqlite3.Connection, ns_no: int, look: Seen, found: tuple[CheckpointRow, str] | None) -> bool:
+def stands(db: sqlite3.Connection, ns_no: int, look: Seen, present: tuple[CheckpointRow, str] | None) -> bool:
     """Whether a checkpoint, of which that was found, and what was wrong with it still are as they were seen."""
-    if found is None or not _is_as_seen(found[0], look):
+    if present is None or not _is_as_seen(present[0], look):
         return False
     if not look.chunks and not look.missing:
         return True

@@ -122,7 +122,7 @@ class ProcessQueue:
                     writes.run_all([*batch, *others])
                 confirm()
                 numbers = iter([_number_of(waiting) for waiting in others])
-                unserved = self.answer(asked, [next(numbers) if each.save is not None else 0 for each in asked])
+                unserved = self.answer(asked, [next(numbers) if request.save is not None else 0 for request in asked])
                 self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
                 writes.others_write = self._lone_turns < _LONE_TURNS
         finally:
@@ -198,7 +198,7 @@ class ProcessQueue:
             if number:
                 with suppress(OSError):
                     self._write(_ENTRY.pack(0, number, number ^ token), _entry_at(place))
-        return [each for each, number in zip(asked, numbers, strict=True) if not number]
+        return [request for request, number in zip(asked, numbers, strict=True) if not number]
 
     def end_turn(self, unserved: Sequence[Asked] = ()) -> None:
         """If it is ours. One of these is to have the next one, if it has waited for some of ours."""
@@ -206,8 +206,12 @@ class ProcessQueue:
             return
         if self._is_ours:
             now_ns = time.monotonic_ns()
-            self._unserved = {each.token: self._unserved.get(each.token, now_ns) for each in unserved}
-            due = [each.token for each in unserved if each.save or now_ns - self._unserved[each.token] > _TURNS_NS]
+            self._unserved = {request.token: self._unserved.get(request.token, now_ns) for request in unserved}
+            due = [
+                request.token
+                for request in unserved
+                if request.save or now_ns - self._unserved[request.token] > _TURNS_NS
+            ]
             token = random.choice(due) if due else 0  # nosec B311
             with suppress(OSError):
                 self._write(_TURN.pack(self._me, now_ns, token), 0)
@@ -335,7 +339,7 @@ def _entry_at(place: int) -> int:
 
 
 def _waiting(asked: Sequence[Asked]) -> list[Waiting[list[Checkpoint]]]:
-    return [Waiting(each.save) for each in asked if each.save is not None]
+    return [Waiting(request.save) for request in asked if request.save is not None]
 
 
 def _number_of(waiting: Waiting[list[Checkpoint]]) -> int:

@@ -114,10 +114,10 @@ class ReadOnlyFile:
 
 def _identity(path: str) -> tuple[int, ...]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return ()
-    return found.st_ino, found.st_size
+    return status.st_ino, status.st_size
 
 
 def _opened(path: str, how: str) -> Connection:

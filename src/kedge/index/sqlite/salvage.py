@@ -41,30 +41,30 @@ class Salvaged:
 
 def salvage(path: Path) -> Salvaged:
     """Everything that can be read of the index at `path`."""
-    found = Salvaged()
+    salvaged = Salvaged()
     with _copy(path) as db:
         if db is None:
-            found.is_complete = False
-            return found
-        namespaces: dict[int, str] = dict(_rows(db, found, "namespace", "no, name", "no"))
-        found.meta = dict(_rows(db, found, "meta", "key, value", "key"))
-        tokens: dict[int, int] = dict(_rows(db, found, "lease", "job_no, token", "job_no"))
+            salvaged.is_complete = False
+            return salvaged
+        namespaces: dict[int, str] = dict(_rows(db, salvaged, "namespace", "no, name", "no"))
+        salvaged.meta = dict(_rows(db, salvaged, "meta", "key, value", "key"))
+        tokens: dict[int, int] = dict(_rows(db, salvaged, "lease", "job_no, token", "job_no"))
         keys = {
             row: (key, digest)
-            for _, key, row, digest in _rows(db, found, "idempotency", f"{_KEY}, row, request_digest", _KEY)
+            for _, key, row, digest in _rows(db, salvaged, "idempotency", f"{_KEY}, row, request_digest", _KEY)
         }
         jobs: dict[int, tuple[str, str]] = {}
         of_job = "no, ns_no, name, last_seq, retention"
-        for no, ns_no, name, last_seq, retention in _rows(db, found, "job", of_job, "no"):
+        for no, ns_no, name, last_seq, retention in _rows(db, salvaged, "job", of_job, "no"):
             namespace = namespaces.get(ns_no, "default")
             jobs[no] = namespace, name
             job = SalvagedJob(name, last_seq, retention, tokens.get(no, 0))
-            found.jobs.setdefault(namespace, []).append(job)
-        for _, action, checkpoint in _rows(db, found, "event", "id, action, checkpoint", "id"):
+            salvaged.jobs.setdefault(namespace, []).append(job)
+        for _, action, checkpoint in _rows(db, salvaged, "event", "id, action, checkpoint", "id"):
             if action == "delete":
-                found.deleted.add(checkpoint)
+                salvaged.deleted.add(checkpoint)
         for *columns, has_chunks, manifest in _rows(
-            db, found, "checkpoint c", f"{CHECKPOINT}, has_chunks, manifest", "row"
+            db, salvaged, "checkpoint c", f"{CHECKPOINT}, has_chunks, manifest", "row"
         ):
             row = columns[0]
             namespace, name = jobs.get(row >> SEQ_BITS, ("default", f"recovered-{row >> SEQ_BITS}"))
@@ -72,18 +72,18 @@ def salvage(path: Path) -> Salvaged:
             try:
                 record = record_from_row(name, columns, has_chunks=bool(has_chunks), manifest=manifest)
             except (ValueError, KeyError, TypeError):
-                found.is_complete = False
+                salvaged.is_complete = False
                 continue
             record = replace(record, idempotency_key=key, request_digest=request_digest)
-            found.checkpoints.setdefault(namespace, []).append(record)
-        for ns_no, _, *columns in _rows(db, found, "chunk", f"ns_no, digest, {CHUNK}", "ns_no, digest"):
+            salvaged.checkpoints.setdefault(namespace, []).append(record)
+        for ns_no, _, *columns in _rows(db, salvaged, "chunk", f"ns_no, digest, {CHUNK}", "ns_no, digest"):
             try:
-                chunk = chunk_of(tuple(columns), found.meta.get("written_by", ""))
+                chunk = chunk_of(tuple(columns), salvaged.meta.get("written_by", ""))
             except (ValueError, TypeError, AttributeError, UnsupportedFormat):
-                found.is_complete = False
+                salvaged.is_complete = False
             else:
-                found.chunks.setdefault(namespaces.get(ns_no, "default"), []).append(chunk)
-    return found
+                salvaged.chunks.setdefault(namespaces.get(ns_no, "default"), []).append(chunk)
+    return salvaged
 
 
 def put_jobs(path: Path, namespace: str, jobs: Sequence[SalvagedJob]) -> None:
@@ -106,9 +106,9 @@ def _put_jobs(db: sqlite3.Connection, ns_no: int, jobs: Sequence[SalvagedJob]) -
             )
 
 
-def put_sealed(path: Path, namespace: str, keyring: str, key_id: str, found: Salvaged) -> int:
+def put_sealed(path: Path, namespace: str, keyring: str, key_id: str, salvaged: Salvaged) -> int:
     """Give a new index the rows of a namespace whose key nobody has given, as they are; answers how many."""
-    rows = found.checkpoints.get(namespace, [])
+    rows = salvaged.checkpoints.get(namespace, [])
     with _transaction(path) as db:
         db.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (namespace,))
         db.executemany(
@@ -116,9 +116,9 @@ def put_sealed(path: Path, namespace: str, keyring: str, key_id: str, found: Sal
             [(f"keyring:{namespace}", keyring), (f"key:{namespace}", key_id)],
         )
         ns_no = _number(db, namespace)
-        names = {row.job for row in rows} - {job.name for job in found.jobs.get(namespace, [])}
-        _put_jobs(db, ns_no, [*found.jobs.get(namespace, []), *(SalvagedJob(name, 0, None, 0) for name in names)])
-        _put_chunks(db, ns_no, found.chunks.get(namespace, []))
+        names = {row.job for row in rows} - {job.name for job in salvaged.jobs.get(namespace, [])}
+        _put_jobs(db, ns_no, [*salvaged.jobs.get(namespace, []), *(SalvagedJob(name, 0, None, 0) for name in names)])
+        _put_chunks(db, ns_no, salvaged.chunks.get(namespace, []))
         for row in rows:
             _put_row(db, ns_no, row)
     return len(rows)
@@ -185,7 +185,7 @@ def _copy(path: Path) -> Iterator[sqlite3.Connection | None]:
             db.close()
 
 
-def _rows(db: sqlite3.Connection, found: Salvaged, table: str, columns: str, key: str) -> Iterator[Row]:
+def _rows(db: sqlite3.Connection, salvaged: Salvaged, table: str, columns: str, key: str) -> Iterator[Row]:
     """Rows of a table from both ends: a damaged page in the middle costs the rows in it, not those behind it."""
     width = key.count(",") + 1
     forward: Row | None = None  # key of the last row read from the front
@@ -195,7 +195,7 @@ def _rows(db: sqlite3.Connection, found: Salvaged, table: str, columns: str, key
             yield row
         return
     except (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError):
-        found.is_complete = False
+        salvaged.is_complete = False
     descending = ", ".join(f"{name} DESC" for name in key.split(","))
     try:
         for row in db.execute(f"SELECT {columns} FROM {table} ORDER BY {descending}"):

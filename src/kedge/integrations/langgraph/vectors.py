@@ -27,8 +27,10 @@ class Meaning:
         """The vectors of an item, of these paths or the configured ones."""
         texts: dict[str, str] = {}
         for path in self._fields if paths is None else paths:
-            found = get_text_at_path(value, path if path == "$" else tokenize_path(path))
-            texts |= {path: found[0]} if len(found) == 1 else {f"{path}.{n}": text for n, text in enumerate(found)}
+            matches = get_text_at_path(value, path if path == "$" else tokenize_path(path))
+            texts |= (
+                {path: matches[0]} if len(matches) == 1 else {f"{path}.{n}": text for n, text in enumerate(matches)}
+            )
         if not texts:
             return {}
         return dict(zip(texts, map(self._packed, self._embeddings.embed_documents([*texts.values()])), strict=True))

@@ -76,7 +76,7 @@ class Checkpoints:
 
     def _table(self) -> dict[str, Tool]:
         job = Argument("string", "the name of a job", is_required=True)
-        one = Argument("string", _REFERENCE, is_required=True)
+        reference = Argument("string", _REFERENCE, is_required=True)
         save = {
             "job": job,
             "state": Argument("any", "what to save: any JSON", is_required=True),
@@ -89,14 +89,14 @@ class Checkpoints:
             "before": Argument("integer", "of checkpoints, only those with smaller numbers"),
             "after": Argument("string", "of jobs, only those behind this name"),
         }
-        sides = {"old": one, "new": one}
-        forked = {"checkpoint": one, "job": Argument("string", "the new job; without it, the checkpoint's own")}
+        sides = {"old": reference, "new": reference}
+        forked = {"checkpoint": reference, "job": Argument("string", "the new job; without it, the checkpoint's own")}
         return {
             "save": Tool("Save a state as the next checkpoint of a job.", self._save, save, is_writing=True),
             "list": Tool("List jobs, or the checkpoints of a job.", self._list, listing),
-            "show": Tool("Show a checkpoint; long parts of its state are cut.", self._show, {"checkpoint": one}),
+            "show": Tool("Show a checkpoint; long parts of its state are cut.", self._show, {"checkpoint": reference}),
             "diff": Tool("Show what changed from one checkpoint to another, by path.", self._diff, sides),
-            "restore": Tool("Return the whole state of a checkpoint.", self._restore, {"checkpoint": one}),
+            "restore": Tool("Return the whole state of a checkpoint.", self._restore, {"checkpoint": reference}),
             "fork": Tool(
                 "Make the state of a checkpoint the newest of a new job, or of its own: to try something else, or to "
                 "go back. The history stays.",

@@ -160,8 +160,8 @@ def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[Any, l
     whole = {name for record in records.values() for name in record}
     lists = {word: texts(document[word]) for word in _LISTS if isinstance(document.get(word), list)}
     lost |= dict.fromkeys(name for names in lists.values() for name in names if name not in whole)
-    kept = {word: [name for name in names if name in whole] for word, names in lists.items()}
-    return {**document, **records, **kept}, list(lost)
+    whole_lists = {word: [name for name in names if name in whole] for word, names in lists.items()}
+    return {**document, **records, **whole_lists}, list(lost)
 
 
 def _from_card(document: Document, run: OldRun) -> Found:

@@ -64,7 +64,7 @@ class _Files(StaticFiles):
 
 def add_page(app: FastAPI) -> None:
     app.state.page = PageMemory()
-    for each in (
+    for module in (
         jobs,
         search,
         views,
@@ -82,7 +82,7 @@ def add_page(app: FastAPI) -> None:
         tokens,
         webhooks,
     ):
-        app.router.routes.extend(each.router.routes)
+        app.router.routes.extend(module.router.routes)
     app.mount("/static", _Files(directory=STATIC), name="static")
     app.add_exception_handler(404, _nowhere)
 

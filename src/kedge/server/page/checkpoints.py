@@ -36,26 +36,26 @@ async def checkpoint(
     request: Request, access: Reader, checkpoint_id: str, messages: Annotated[Number | None, Query()] = None
 ) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found = store.get(checkpoint_id)
+        record = store.get(checkpoint_id)
         level, problem, conversation = None, "", None
         try:
-            state = memory_of(request).outlines.open(store, found.id)
-            level, conversation = states.level_at(state, ""), conversation_in(found, state.outline, messages)
+            state = memory_of(request).outlines.open(store, record.id)
+            level, conversation = states.level_at(state, ""), conversation_in(record, state.outline, messages)
         except Corrupted as error:
             problem = str(error)
-        level_beside = found.level if named_kind(found.job) is Kind.THREAD else None  # not what its tasks wrote
-        before = store.list(found.job, limit=1, before=found.seq, level=level_beside)
-        behind = store.list(found.job, limit=_LOOKED_AT, after=found.seq, level=level_beside)
+        level_beside = record.level if named_kind(record.job) is Kind.THREAD else None  # not what its tasks wrote
+        before = store.list(record.job, limit=1, before=record.seq, level=level_beside)
+        behind = store.list(record.job, limit=_LOOKED_AT, after=record.seq, level=level_beside)
         return {
-            "c": found,
+            "c": record,
             "level": level,
             "conversation": conversation,
             "problem": problem,
             "previous": before[0] if before else None,
             "next": behind[0] if behind else None,
-            "children": [each for each in behind if each.parent == found.id][:_CHILDREN],
-            "metadata": _in_lines(found.metadata),
-            "metadata_json": pretty(dict(found.metadata)),
+            "children": [child for child in behind if child.parent == record.id][:_CHILDREN],
+            "metadata": _in_lines(record.metadata),
+            "metadata_json": pretty(dict(record.metadata)),
         }
 
     return await answer(request, access, "checkpoint.html", facts)
@@ -130,9 +130,9 @@ async def tag(
 @router.post("/checkpoints/{checkpoint_id}/delete")
 async def delete(request: Request, access: Writer, checkpoint_id: str) -> Response:
     def remove(store: CheckpointManager) -> Checkpoint:
-        found = store.get(checkpoint_id)
-        store.delete(found.job, found.id)
-        return found
+        record = store.get(checkpoint_id)
+        store.delete(record.job, record.id)
+        return record
 
     gone = await access.ask(remove)
     return see(request, f"/jobs/{quote(gone.job, safe='')}", f"{gone.id} is deleted.")
@@ -173,10 +173,10 @@ def _edit(store: CheckpointManager, checkpoint_id: str, job: str, path: str, tex
 
 @router.post("/checkpoints/{checkpoint_id}/resume")
 async def restore_and_resume(request: Request, access: Writer, checkpoint_id: str) -> Response:
-    found = await access.ask(lambda store: store.get(checkpoint_id))
-    state = await access.ask(lambda store: store.load(found.id))
-    await resume(access.service, found.job, state)
-    return see(request, _address(found.id), f"{found.job} was resumed from here.")
+    record = await access.ask(lambda store: store.get(checkpoint_id))
+    state = await access.ask(lambda store: store.load(record.id))
+    await resume(access.service, record.job, state)
+    return see(request, _address(record.id), f"{record.job} was resumed from here.")
 
 
 def _address(checkpoint_id: str) -> str:

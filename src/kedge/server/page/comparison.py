@@ -48,7 +48,7 @@ async def compare(
     """
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        chosen = [store.get(each) for each in id[:2]]
+        chosen = [store.get(checkpoint_id) for checkpoint_id in id[:2]]
         if len(id) > 2 or (live and len(id) > 1):
             raise Validation("two checkpoints can be compared", hint="choose two in the history of a job")
         followed = live or (chosen[0].job if len(chosen) == 1 else "")
@@ -82,7 +82,7 @@ def _wanted(changes: Iterable[Change], only: str) -> list[Change]:
 def changed_facts(kind: str, old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, str, str, str]]:
     """What differs in the metadata or tags of two checkpoints: (kind, name, before, now)."""
     names = [name for name in {**old, **new} if name not in old or name not in new or old[name] != new[name]]
-    return [(kind, name, *(_fact(each, name) for each in (old, new))) for name in names]  # type: ignore[misc]
+    return [(kind, name, *(_fact(side, name) for side in (old, new))) for name in names]  # type: ignore[misc]
 
 
 def _fact(facts: Mapping[str, object], name: str) -> str:
@@ -109,10 +109,10 @@ async def difference(
 
 
 def _newest(store: CheckpointManager, job: str) -> Checkpoint:
-    found = store.list(job, limit=1)
-    if not found:
+    checkpoints = store.list(job, limit=1)
+    if not checkpoints:
         raise NotFound(f"job {job} has no checkpoint to compare with", hint="the list of jobs shows all")
-    return found[0]
+    return checkpoints[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def shown_changes(changes: Iterable[Change]) -> list[ShownChange]:
 
 def _shown(change: Change) -> ShownChange:
     has_old, has_new = change.kind is not ChangeKind.ADDED, change.kind is not ChangeKind.REMOVED
-    weights = [weigh(each) for each, is_there in ((change.old, has_old), (change.new, has_new)) if is_there]
+    weights = [weigh(side) for side, is_there in ((change.old, has_old), (change.new, has_new)) if is_there]
     is_text = isinstance(change.detail, TextDelta)
     return ShownChange(
         change.path,

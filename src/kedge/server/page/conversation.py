@@ -67,13 +67,13 @@ def newest_conversation(
     if not newest:
         return None
     try:
-        found = conversation_in(newest[0], outlines.open(store, newest[0].id).outline, start)
+        latest = conversation_in(newest[0], outlines.open(store, newest[0].id).outline, start)
         asks = list(islice(_asks(store, outlines, newest[0]), 5))
     except Corrupted:
         return None  # the page of the checkpoint says what is wrong
-    if found is None and not asks:
+    if latest is None and not asks:
         return None
-    known = found or Conversation(newest[0], (), 0, 0)
+    known = latest or Conversation(newest[0], (), 0, 0)
     return Conversation(known.checkpoint, known.messages, known.start, known.total, asks)
 
 
@@ -83,7 +83,7 @@ def conversation_in(checkpoint: Checkpoint, outline: object, start: int | None =
     if not raw:
         return None
     first = max(0, len(raw) - _SHOWN) if start is None else min(start, len(raw))
-    messages = [message for each in raw[first : first + _SHOWN] if (message := _message(each)) is not None]
+    messages = [message for entry in raw[first : first + _SHOWN] if (message := _message(entry)) is not None]
     return Conversation(checkpoint, messages, first, len(raw))
 
 
@@ -92,12 +92,12 @@ def _raw_messages(outline: object) -> list[Any]:
         value: object = outline
         for name in place.split("/"):
             value = value.get(name) if isinstance(value, Mapping) else None
-        found = [value] if isinstance(value, list) else []
+        lists = [value] if isinstance(value, list) else []
         if isinstance(value, Mapping):
-            found = [each for each in islice(value.values(), _LOOKED_AT) if isinstance(each, list)]
-        for each in found:
-            if each and all(_message(item) is not None for item in (each[0], each[-1])):
-                return list(each)
+            lists = [entries for entries in islice(value.values(), _LOOKED_AT) if isinstance(entries, list)]
+        for entries in lists:
+            if entries and all(_message(item) is not None for item in (entries[0], entries[-1])):
+                return list(entries)
     return []
 
 
@@ -117,8 +117,8 @@ def _asks(store: CheckpointManager, outlines: Outlines, newest: Checkpoint) -> I
 
 def _interrupts(value: object) -> Iterator[object]:
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _interrupts(each)
+        for member in value:
+            yield from _interrupts(member)
     elif isinstance(value, TypeSummary):
         yield value.fields.get("value")
     elif value is not None:
@@ -156,8 +156,8 @@ def _made(role: str, fields: Mapping[str, Any]) -> Message:
         calls += [call] if call else []
         is_result |= isinstance(block, Mapping) and any(block.get("type") == n or n in block for n in _RESULTS)
     named = fields.get("tool_calls")
-    for each in named if isinstance(named, list) else ():
-        if (call := _call(each)) is not None and call not in calls:
+    for named_call in named if isinstance(named, list) else ():
+        if (call := _call(named_call)) is not None and call not in calls:
             calls.append(call)
     text = "\n\n".join(texts)
     shown = text[:_CHARACTERS]
@@ -203,4 +203,4 @@ def _in_words(value: object) -> str:
         return ""
     if isinstance(value, BufferSummary | TypeSummary):
         return describe(value)[0]
-    return json.dumps(value, ensure_ascii=False, default=lambda each: describe(each)[0])[:_CHARACTERS]
+    return json.dumps(value, ensure_ascii=False, default=lambda unknown: describe(unknown)[0])[:_CHARACTERS]

@@ -58,10 +58,10 @@ def generations_of(
     listed = store.list(job, limit=_SHOWN + 1, before=before)[::-1]
     if not listed or listed[0].metadata.get("kind") not in ("container", "process"):
         return None
-    states = [_state_of(store, outlines, each) for each in listed]
+    states = [_state_of(store, outlines, checkpoint) for checkpoint in listed]
     rows = [
-        _generation(each, states[n], listed[n + 1] if n + 1 < len(listed) else None, [*states, {}][n + 1])
-        for n, each in enumerate(listed[:_SHOWN])
+        _generation(checkpoint, states[n], listed[n + 1] if n + 1 < len(listed) else None, [*states, {}][n + 1])
+        for n, checkpoint in enumerate(listed[:_SHOWN])
     ]
     older = listed[_SHOWN - 1].seq if len(listed) > _SHOWN else None
     kind, name = str(listed[0].metadata["kind"]), job.partition(":")[2]
@@ -99,8 +99,8 @@ def _changes(
     checkpoint: Checkpoint, state: Mapping[str, Any], before: Checkpoint | None, earlier: Mapping[str, Any]
 ) -> list[str]:
     now, then = _processes(state), _processes(earlier)
-    began = [f"{each['name']} ({pid})" for pid, each in now.items() if not _is_same(each, then.get(pid))]
-    ended = [f"{each['name']} ({pid})" for pid, each in then.items() if not _is_same(each, now.get(pid))]
+    began = [f"{facts['name']} ({pid})" for pid, facts in now.items() if not _is_same(facts, then.get(pid))]
+    ended = [f"{facts['name']} ({pid})" for pid, facts in then.items() if not _is_same(facts, now.get(pid))]
     named = (("started", began), ("ended", ended))
     changes = [f"{len(names)} {word}: {_some(names)}" for word, names in named if names]
     if grown := _memory(now) - _memory(then):
@@ -109,7 +109,7 @@ def _changes(
         was = before.metadata.get(name) if before is not None else None
         if was is not None and was != checkpoint.metadata.get(name):
             changes.append(f"{label} {was} → {checkpoint.metadata.get(name)}")
-    hosts = [each.get("host") for each in (earlier, state)]
+    hosts = [facts.get("host") for facts in (earlier, state)]
     kernels = [str(host.get("kernel", "")) for host in hosts if isinstance(host, Mapping)]
     if len(set(kernels)) > 1:
         changes.append(f"kernel {' → '.join(kernels)}")
@@ -117,7 +117,7 @@ def _changes(
 
 
 def _memory(processes: Mapping[str, Mapping[str, Any]]) -> int:
-    return sum(_whole(each.get("memory_bytes")) for each in processes.values())
+    return sum(_whole(facts.get("memory_bytes")) for facts in processes.values())
 
 
 def _is_same(process: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
@@ -132,28 +132,28 @@ def _processes(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     given = state.get("processes")
     if not isinstance(given, Mapping):
         return {}
-    return {str(pid): {"name": "?", **each} for pid, each in given.items() if isinstance(each, Mapping)}
+    return {str(pid): {"name": "?", **facts} for pid, facts in given.items() if isinstance(facts, Mapping)}
 
 
 def _tree(processes: Mapping[str, Mapping[str, Any]]) -> list[Process]:
     """Each below its parent."""
     below: dict[str, list[str]] = {}
-    for pid, each in processes.items():
-        parent = str(each.get("parent"))
+    for pid, facts in processes.items():
+        parent = str(facts.get("parent"))
         below.setdefault(parent if parent in processes and parent != pid else "", []).append(pid)
     made: list[Process] = []
     waiting = [(pid, 0) for pid in reversed(below.get("", []))]
     while waiting:
         pid, depth = waiting.pop()
-        each = processes[pid]
-        files = each.get("open_files")
+        facts = processes[pid]
+        files = facts.get("open_files")
         made.append(
             Process(
                 pid,
-                str(each["name"]),
-                str(each.get("executable", "")),
-                _whole(each.get("threads")),
-                _whole(each.get("memory_bytes")),
+                str(facts["name"]),
+                str(facts.get("executable", "")),
+                _whole(facts.get("threads")),
+                _whole(facts.get("memory_bytes")),
                 len(files) if isinstance(files, Mapping) else 0,
                 min(depth, 6),
             )

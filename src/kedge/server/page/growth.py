@@ -77,8 +77,8 @@ class Growth:
             for job in recent:
                 known[job.name], left = self._read(store, job, left)
             self._known = known
-            minutes = {name: dict(each.minutes) for name, each in known.items()}
-        is_partial = not all(each.is_whole for each in known.values())
+            minutes = {name: dict(history.minutes) for name, history in known.items()}
+        is_partial = not all(history.is_whole for history in known.values())
         now = datetime.now(UTC).timestamp() if now is None else now
         return _grown(minutes, span or _fitting(minutes, now), now, is_partial=is_partial)
 
@@ -105,7 +105,7 @@ _Minutes = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
 def _fitting(saves: _Minutes, now: float) -> str:
-    first = min((minute * _MINUTE_S for each in saves.values() for minute in each), default=now)
+    first = min((minute * _MINUTE_S for minutes in saves.values() for minute in minutes), default=now)
     return next((name for name, (seconds, _) in SPANS.items() if now - first <= seconds), "year")
 
 
@@ -116,8 +116,8 @@ def _grown(saves: _Minutes, span: str, now: float, *, is_partial: bool) -> Grown
     begin = end - seconds
     bars: list[Counter[str]] = [Counter() for _ in range(count)]
     added, times = Counter[str](), Counter[str]()
-    for name, each in saves.items():
-        for minute, (stored_bytes, number) in each.items():
+    for name, minutes in saves.items():
+        for minute, (stored_bytes, number) in minutes.items():
             bar = int((minute * _MINUTE_S - begin) // bar_s)
             if 0 <= bar < count:
                 bars[bar][name] += stored_bytes

@@ -82,25 +82,25 @@ async def item(
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         run, items = find_run(store, key), _map(store, key, map)
-        found = _find(store, items, item.strip(), number, count)
+        entry = _find(store, items, item.strip(), number, count)
         level, problem = None, ""
-        if found.record is not None:
+        if entry.record is not None:
             try:
-                state = memory_of(request).outlines.open(store, found.record.id)
-                level = states.level_at(state, f"results/{found.index}")
+                state = memory_of(request).outlines.open(store, entry.record.id)
+                level = states.level_at(state, f"results/{entry.index}")
             except Corrupted as error:
                 problem = str(error)
         return {
             "run": run,
             "map": map,
-            "item": found,
-            "c": found.record,
+            "item": entry,
+            "c": entry.record,
             "level": level,
             "problem": problem,
-            "attempts": list(reversed(found.failures))[:_ATTEMPTS],
-            "can_retry": found.status == "failed" and can_resume(run, has_failed_items=True),
-            "can_requeue": found.status == "failed" and can_requeue(run, has_failed_items=True),
-            "name": f"{map}/{found.key}",
+            "attempts": list(reversed(entry.failures))[:_ATTEMPTS],
+            "can_retry": entry.status == "failed" and can_resume(run, has_failed_items=True),
+            "can_requeue": entry.status == "failed" and can_requeue(run, has_failed_items=True),
+            "name": f"{map}/{entry.key}",
         }
 
     return await answer(request, access, "item.html", facts)

@@ -65,9 +65,13 @@ async def jobs(
     after: Annotated[str | None, Query(max_length=128)] = None,
 ) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found, following = jobs_of(store, kind, prefix, after or None, _JOBS)
-        rows = [_job_row(store, job, is_) for job, is_ in found]
-        chosen = {"prefix": prefix, "kind": kind, "kinds": [("", "all"), *((each, f"{each}s") for each in _KINDS)]}
+        page, following = jobs_of(store, kind, prefix, after or None, _JOBS)
+        rows = [_job_row(store, job, is_) for job, is_ in page]
+        chosen = {
+            "prefix": prefix,
+            "kind": kind,
+            "kinds": [("", "all"), *((choice, f"{choice}s") for choice in _KINDS)],
+        }
         return {"jobs": rows, **chosen, "after": following, "is_first": not after}
 
     return await answer(request, access, "jobs.html", facts)
@@ -115,19 +119,19 @@ async def job(
     base = f"{request.scope.get('root_path', '')}/jobs/{quote(job, safe='')}"
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found = find_job(store, job)
+        record = find_job(store, job)
         is_ = about(store, job)
         level = CheckpointLevel.STEP if is_.kind is Kind.THREAD and not every else None
         shown, older = _read(store, job, before, down_to, level)
-        history = _part(base, shown, older, before, lanes, down_to or found.last_seq + 1, every)
+        history = _part(base, shown, older, before, lanes, down_to or record.last_seq + 1, every)
         marks = [(c.created_at, f"#{c.seq} {c.step[:80]}", c.is_pinned or bool(c.tags)) for c in reversed(shown)]
         return {
-            "job": found,
+            "job": record,
             "history": history,
             "is_redrawn": down_to is not None,
             "is_first": before is None,
             "timeline": timeline(marks[-_ROWS:]),
-            "policy": policy_in_words(found.retention),
+            "policy": policy_in_words(record.retention),
             "about": is_,
             "hides_some": level is not None,
             **({} if part else _as_what_it_is(request, store, job, is_, before, messages)),
@@ -148,7 +152,7 @@ def _as_what_it_is(
     is_thread, is_container = is_.kind is Kind.THREAD, is_.kind is Kind.CONTAINER
     return {
         "conversation": newest_conversation(store, outlines, job, start) if is_thread else None,
-        "subgraphs": [each.name for each in store.jobs(f"{job}@", limit=_SUBGRAPHS)] if is_thread else [],
+        "subgraphs": [subgraph.name for subgraph in store.jobs(f"{job}@", limit=_SUBGRAPHS)] if is_thread else [],
         "generations": generations_of(store, outlines, job, before) if is_container else None,
     }
 
@@ -158,11 +162,11 @@ def _read(
 ) -> tuple[list[Checkpoint], Checkpoint | None]:
     """Rows, newest first, and the checkpoint saved before the last of them."""
     if down_to is None:
-        found = store.list(job, limit=_ROWS + 1, before=before, level=level)[::-1]
-        return found[:_ROWS], found[_ROWS] if len(found) > _ROWS else None
-    found = store.list(job, after=down_to - 1, before=before, limit=_MOST_ROWS, level=level)[::-1]
+        checkpoints = store.list(job, limit=_ROWS + 1, before=before, level=level)[::-1]
+        return checkpoints[:_ROWS], checkpoints[_ROWS] if len(checkpoints) > _ROWS else None
+    checkpoints = store.list(job, after=down_to - 1, before=before, limit=_MOST_ROWS, level=level)[::-1]
     older = store.list(job, before=down_to, limit=1, level=level)
-    return found, older[0] if older else None
+    return checkpoints, older[0] if older else None
 
 
 def _is_long(store: CheckpointManager, job: str, before: int | None, down_to: int) -> bool:
@@ -179,15 +183,15 @@ def _part(
     empty_at: int,
     every: bool,  # whether nothing is left out
 ) -> Part:
-    open_lanes = [parse_name("checkpoint ID", each) if each else "" for each in lanes.split(",")] if lanes else []
+    open_lanes = [parse_name("checkpoint ID", lane) if lane else "" for lane in lanes.split(",")] if lanes else []
     laid, left = lay_out(shown, open_lanes[:MAX_LANES], older.id if older else None)
     lowest = shown[-1].seq if shown else empty_at
-    kept = {"every": "yes"} if every else {}
-    above: dict[str, object] = {"part": "rows", "lanes": lanes, "down_to": lowest, **kept}
+    filters = {"every": "yes"} if every else {}
+    above: dict[str, object] = {"part": "rows", "lanes": lanes, "down_to": lowest, **filters}
     if before is not None:
         above["before"] = before
     lanes_left = ",".join(left)
-    below = {"before": lowest, "lanes": lanes_left, **kept}
+    below = {"before": lowest, "lanes": lanes_left, **filters}
     return Part(
         f"rows-{before or 'newest'}",
         laid,
@@ -235,15 +239,15 @@ async def change_chosen(
     """Pin, unpin, tag (name, or name=value) or delete checkpoints of a job; nothing if one of them is not there."""
 
     def change(store: CheckpointManager) -> str:
-        chosen = [store.get(each) for each in id]
-        if foreign := next((each for each in chosen if each.job != job), None):
+        chosen = [store.get(entry) for entry in id]
+        if foreign := next((entry for entry in chosen if entry.job != job), None):
             raise NotFound(f"job {job} has no checkpoint {foreign.id}", hint="choose again on the page of the job")
         if do == "delete":
-            store.store.delete([each.id for each in chosen], actor=store.actor)
+            store.store.delete([entry.id for entry in chosen], actor=store.actor)
             return "deleted"
         name, _, value = tag.strip().partition("=")
-        for each in chosen:
-            store.tag(each.id, **{name: value}) if do == "tag" else store.pin(each.id, do == "pin")
+        for entry in chosen:
+            store.tag(entry.id, **{name: value}) if do == "tag" else store.pin(entry.id, do == "pin")
         return {"pin": "pinned", "unpin": "unpinned", "tag": f"tagged {name}"}[do]
 
     done = await access.ask(change)

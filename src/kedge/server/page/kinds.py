@@ -88,19 +88,19 @@ def jobs_of(
 
     Looks at a bounded number of jobs (I6): there may be more, although few were found.
     """
-    found: list[tuple[Job, About]] = []
+    chosen: list[tuple[Job, About]] = []
     for _ in range(0, _LOOKED_AT, _PAGE):
         page = store.jobs(prefix, _PAGE, after)
         for job in page:
-            if len(found) == most:
-                return found, after
+            if len(chosen) == most:
+                return chosen, after
             after = job.name
             named = named_kind(job.name)
             if named is not None and named != kind and (kind or named is Kind.INTERNAL):
                 continue
             is_ = about(store, job.name)
             if not kind or is_.kind == kind:
-                found.append((job, is_))
+                chosen.append((job, is_))
         if len(page) < _PAGE:
-            return found, None
-    return found, after
+            return chosen, None
+    return chosen, after

@@ -95,10 +95,10 @@ def _series(store: CheckpointManager, job: str) -> dict[str, Series]:
 
 
 def _chart(root: str, metric: str, series: Sequence[Series]) -> Chart:
-    points = [point for each in series for point in each.points]
+    points = [point for line in series for point in line.points]
     values, seqs = [point.value for point in points], [point.seq for point in points]
-    lines = [(each.job, [(p.seq, p.value, _title(each, p), _link(root, p)) for p in each.thinned()]) for each in series]
-    facts = [Facts(each.job, each.best("min"), each.best("max"), each.points[-1]) for each in series]
+    lines = [(line.job, [(p.seq, p.value, _title(line, p), _link(root, p)) for p in line.thinned()]) for line in series]
+    facts = [Facts(line.job, line.best("min"), line.best("max"), line.points[-1]) for line in series]
     drawing = curves(lines, f"{metric} over {len(points):,} checkpoints")
     return Chart(metric, drawing, number(min(values)), number(max(values)), min(seqs), max(seqs), facts)
 

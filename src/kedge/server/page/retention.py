@@ -37,12 +37,12 @@ async def retention(request: Request, access: Reader, job: str, part: Part = "")
     tried = _given(request.query_params)
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found = find_job(store, job)
-        rules = tried or rules_of(found.retention)
+        record = find_job(store, job)
+        rules = tried or rules_of(record.retention)
         return {
             "job": job,
             "rules": rules,
-            "stored": policy_in_words(found.retention),
+            "stored": policy_in_words(record.retention),
             "by_job": [],
             **_planned(store, rules, job),
         }
@@ -108,7 +108,7 @@ def _planned(store: CheckpointManager, rules: Mapping[str, str], job: str | None
 def _by_job(plan: Plan) -> list[tuple[str, int, int]]:
     """(job, how many go, how many stay), of those that lose something, most first."""
     going = Counter(c.job for c in plan.delete)
-    staying = Counter(kept.checkpoint.job for kept in plan.keep)
+    staying = Counter(verdict.checkpoint.job for verdict in plan.keep)
     return [(name, count, staying[name]) for name, count in going.most_common()]
 
 

@@ -58,10 +58,10 @@ _LONGEST_S = 1e10  # that a timeline shows
 @router.get("/runs")
 async def runs(request: Request, access: Reader, prefix: Annotated[str, Query(max_length=128)] = "") -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found = list(find_runs(store, prefix, 200, most_jobs=MOST_JOBS))
-        found.sort(key=lambda run: run.updated_at, reverse=True)
+        summaries = list(find_runs(store, prefix, 200, most_jobs=MOST_JOBS))
+        summaries.sort(key=lambda run: run.updated_at, reverse=True)
         executions = [] if prefix else Workflows(store).list_executions(limit=_EXECUTIONS, most_jobs=MOST_JOBS)
-        return {"runs": found, "executions": executions, "prefix": prefix}
+        return {"runs": summaries, "executions": executions, "prefix": prefix}
 
     return await answer(request, access, "runs.html", facts)
 
@@ -82,7 +82,7 @@ async def run(
     chosen = Span(begin, end) if begin is not None and end is not None and begin < end else None
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found = find_run(store, key)
+        summary = find_run(store, key)
         records, maps = steps_of(store, key), maps_of(store, key)
         steps = explain(store, key, records, maps)
         line = timeline(steps, records, maps, session=session, chosen=chosen)
@@ -90,17 +90,17 @@ async def run(
         rows = line.rows[first : first + _ROWS]
         logs = logs_of(store, key, _LINES + 1, level=level, before=before)[::-1]
         return {
-            "run": found,
-            **_controls(store, access, found, any(each.failed for each in maps)),
+            "run": summary,
+            **_controls(store, access, summary, any(items.failed for items in maps)),
             "line": line,
             "rows": rows,
             "first": first,
             "rows_a_page": _ROWS,
             "tracebacks": _tracebacks(store, rows),
             "is_zoomed": chosen is not None,
-            "grids": [grid_of(each) for each in maps],
-            "failed": sum(len(each.failed) for each in maps),
-            "again": runs_again(steps, maps, found),
+            "grids": [grid_of(items) for items in maps],
+            "failed": sum(len(items.failed) for items in maps),
+            "again": runs_again(steps, maps, summary),
             "kept": sum(1 for step in steps if step.verdict in ("ran", "reused", "kept")),
             "logs": logs[:_LINES],
             "has_older": len(logs) > _LINES,
@@ -137,7 +137,9 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
 
 def _children(store: CheckpointManager, key: str) -> list[RunSummary]:
     """The runs that a run started last."""
-    return [child for each in children_of(store, key)[-_CHILDREN:] if (child := run_of(store, each)) is not None]
+    return [
+        child for child_key in children_of(store, key)[-_CHILDREN:] if (child := run_of(store, child_key)) is not None
+    ]
 
 
 def linked(request: Request, changes: Mapping[str, object]) -> str:
@@ -168,7 +170,7 @@ async def step(request: Request, access: Reader, key: str, path: Annotated[str, 
     """A step: what it was given, what it returned, and each of its attempts."""
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        histories = {show(each): history for each, history in steps_of(store, key).items()}
+        histories = {show(entry): history for entry, history in steps_of(store, key).items()}
         history = histories.get(path)
         if history is None or not (history.results or history.failures):
             raise NotFound(f"run {key} has no step {path}", hint="the page of the run shows its steps")
@@ -183,7 +185,7 @@ async def step(request: Request, access: Reader, key: str, path: Annotated[str, 
         return {
             "run": find_run(store, key),
             "path": path,
-            "explanation": next(each for each in explain(store, key) if each.path == path),
+            "explanation": next(entry for entry in explain(store, key) if entry.path == path),
             "inputs": inputs_of(records[0], history.results[-2] if result and len(history.results) > 1 else None),
             "attempts": [_attempt(store, record) for record in records[:_ATTEMPTS]],
             "left_out": max(0, len(records) - _ATTEMPTS),
@@ -199,7 +201,7 @@ def inputs_of(record: Checkpoint, earlier: Checkpoint | None) -> list[tuple[str,
     """What a step was given: (name, in a few words, whether it differs from an earlier result's)."""
     given, digests = record.metadata.get("given"), record.metadata.get("inputs")
     before = earlier.metadata.get("inputs") if earlier is not None else None
-    now, then = (each if isinstance(each, dict) else {} for each in (digests, before))
+    now, then = (side if isinstance(side, dict) else {} for side in (digests, before))
     return [
         (str(name), str(text), bool(then) and now.get(name) != then.get(name))
         for name, text in (given.items() if isinstance(given, dict) else ())
@@ -252,7 +254,9 @@ def runs_again(steps: Sequence[Explanation], maps: Sequence[MapItems], run: RunS
     """What resuming the run does again, and why; what it has not come to is not known before."""
     again = [(step.path, step.reason.partition("; it runs again")[0]) for step in steps if step.verdict == "failed"]
     again += [
-        (each.path, f"{len(each.failed):,} of its items failed; {each.done:,} are kept") for each in maps if each.failed
+        (items.path, f"{len(items.failed):,} of its items failed; {items.done:,} are kept")
+        for items in maps
+        if items.failed
     ]
     again += [(str(wait.get("name", "")), f"it waits for {wait.get('for')}") for wait in run.waiting]
     return again

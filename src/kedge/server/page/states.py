@@ -55,7 +55,7 @@ class Outlines:
         state = open_state(manager.store, checkpoint_id)
         with self._lock:
             self._states[key] = state
-            while len(self._states) > 1 and sum(each.tree_bytes for each in self._states.values()) > _KEPT_BYTES:
+            while len(self._states) > 1 and sum(outline.tree_bytes for outline in self._states.values()) > _KEPT_BYTES:
                 self._states.popitem(last=False)
         return state
 

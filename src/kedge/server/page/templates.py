@@ -58,7 +58,7 @@ class Sees(Needs):
         caller = await identify(request)
         service = service_of(request)
         chosen = (*_named_in_address(request), request.cookies.get(NAMESPACE), service.namespace, *caller.namespaces)
-        return self.admit(caller, next(each for each in chosen if each in caller.namespaces), service)
+        return self.admit(caller, next(namespace for namespace in chosen if namespace in caller.namespaces), service)
 
 
 def _named_in_address(request: Request) -> list[str]:

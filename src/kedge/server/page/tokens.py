@@ -37,7 +37,7 @@ async def create_token(
     days: Annotated[str, Form(max_length=20)] = "",
 ) -> Response:
     """Make a token and show it, this once."""
-    if foreign := [each for each in namespaces if each not in access.caller.namespaces]:
+    if foreign := [namespace for namespace in namespaces if namespace not in access.caller.namespaces]:
         raise NotAllowed(f"namespace {foreign[0][:128]} is not open to you", hint="ask for a token for it")
 
     def make(_: CheckpointManager) -> dict[str, Any]:

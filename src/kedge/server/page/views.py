@@ -31,11 +31,11 @@ class View:
 
 def views_of(access: Access) -> list[View]:
     """Those of the namespace that is shown, by name."""
-    found = [
-        View(each.step, str(each.metadata.get("address", "/")), each.id)
-        for each in _records(access).list(_job(access), limit=_MOST)
+    views = [
+        View(record.step, str(record.metadata.get("address", "/")), record.id)
+        for record in _records(access).list(_job(access), limit=_MOST)
     ]
-    return sorted(found, key=lambda view: view.name.lower())
+    return sorted(views, key=lambda view: view.name.lower())
 
 
 @router.post("/views")

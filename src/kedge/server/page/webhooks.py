@@ -64,7 +64,7 @@ def _facts(access: Access) -> dict[str, Any]:
     record = managed.record_of(access.namespace)
     return {
         "webhooks": known,
-        "addresses": {each.id: each.url for each in known},
+        "addresses": {webhook.id: webhook.url for webhook in known},
         "unsent": record["pending"][:_SHOWN],
         "recent": record["recent"][::-1],
         "kinds": EVENTS,

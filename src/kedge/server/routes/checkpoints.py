@@ -64,9 +64,9 @@ async def list_checkpoints(
             return store.list(job, level=level, tags=tags, metadata=wanted, limit=limit + 1, after=cursor or 0)
         return store.list(job, level=level, tags=tags, metadata=wanted, limit=limit + 1, before=cursor)[::-1]
 
-    found = await access.ask(find)
-    page = found[:limit]
-    following = str(page[-1].seq) if len(found) > limit else None
+    checkpoints = await access.ask(find)
+    page = checkpoints[:limit]
+    following = str(page[-1].seq) if len(checkpoints) > limit else None
     return JsonAnswer({"checkpoints": [c.to_json() for c in page], "next_cursor": following})
 
 

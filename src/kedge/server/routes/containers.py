@@ -28,9 +28,9 @@ async def list_containers(access: Reads, limit: PageSize = 50, cursor: NameCurso
 
     def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
         def newest(job: str) -> Iterator[dict[str, object]]:
-            yield from (found.to_json() for found in store.list(job, limit=1))
+            yield from (checkpoints.to_json() for checkpoints in store.list(job, limit=1))
 
         return page_of(store, _PREFIX, cursor, limit, newest)
 
-    found, following = await access.ask(find)
-    return JsonAnswer({"checkpoints": found, "next_cursor": following})
+    checkpoints, following = await access.ask(find)
+    return JsonAnswer({"checkpoints": checkpoints, "next_cursor": following})

@@ -71,10 +71,10 @@ async def events(
 async def _follow(access: Access, place: int, job: str | None) -> AsyncIterator[Event]:
     feed = access.service.feeds.of(access.namespace)
     while not access.service.is_draining:
-        found = await feed.after(place, _LOOK_S)
+        events = await feed.after(place, _LOOK_S)
         if not await access.holds():
             return
-        for event in found:
+        for event in events:
             place = event.id
             if job is None or event.job == job:
                 yield event

@@ -43,8 +43,8 @@ async def list_executions(
 
         return page_of(store, "exec_", cursor, limit, look)
 
-    found, following = await access.ask(find)
-    return JsonAnswer({"executions": found, "next_cursor": following})
+    executions, following = await access.ask(find)
+    return JsonAnswer({"executions": executions, "next_cursor": following})
 
 
 @router.get("/executions/{execution_id}", response_model=run_schemas.ExecutionDetail)
@@ -109,8 +109,8 @@ async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 5
     def find(store: CheckpointManager) -> tuple[list[dict[str, Any]], str | None]:
         return page_of(store, prefix, cursor, limit, lambda name: _pending(store, name))
 
-    found, following = await access.ask(find)
-    return JsonAnswer({"approvals": found, "next_cursor": following})
+    approvals, following = await access.ask(find)
+    return JsonAnswer({"approvals": approvals, "next_cursor": following})
 
 
 @router.post("/approvals", response_model=run_schemas.Decision, tags=["approvals"])

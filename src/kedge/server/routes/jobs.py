@@ -28,18 +28,18 @@ async def list_jobs(
     cursor: NameCursor = None,
 ) -> Any:
     """Jobs by name."""
-    found = await access.ask(lambda store: store.jobs(prefix, limit + 1, cursor))
-    page = found[:limit]
-    return {"jobs": [job.to_json() for job in page], "next_cursor": page[-1].name if len(found) > limit else None}
+    jobs = await access.ask(lambda store: store.jobs(prefix, limit + 1, cursor))
+    page = jobs[:limit]
+    return {"jobs": [job.to_json() for job in page], "next_cursor": page[-1].name if len(jobs) > limit else None}
 
 
 @router.get("/jobs/{job}", response_model=schemas.Job)
 async def get_job(access: Reads, job: schemas.Name) -> Any:
     """One job, with its counters and its retention policy."""
-    found = await access.ask(lambda store: store.jobs(job, 1))
-    if not found or found[0].name != job:
+    jobs = await access.ask(lambda store: store.jobs(job, 1))
+    if not jobs or jobs[0].name != job:
         raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
-    return found[0].to_json()
+    return jobs[0].to_json()
 
 
 @router.delete("/jobs/{job}", response_model=schemas.DeletedJob)

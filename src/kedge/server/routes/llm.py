@@ -30,11 +30,11 @@ async def llm_stats(
 
     def add_up(store: CheckpointManager) -> dict[str, Any]:
         bills = totals(store, run=run, by=fields)
-        kept = next((job for job in store.jobs(JOB, 1) if job.name == JOB), None)
+        record = next((job for job in store.jobs(JOB, 1) if job.name == JOB), None)
         groups = [{"key": dict(zip(fields, key, strict=True)), "bill": bill.to_json()} for key, bill in bills.items()]
         return {
-            "answers": kept.checkpoints if kept else 0,
-            "size_bytes": kept.size_bytes if kept else 0,
+            "answers": record.checkpoints if record else 0,
+            "size_bytes": record.size_bytes if record else 0,
             "total": sum(bills.values(), Bill()).to_json(),
             "groups": groups,
         }

@@ -87,11 +87,11 @@ class CleanupRequest(BaseModel):
 @router.get("", response_model=OlderList)
 async def list_checkpoints(access: Reads, job_id: Annotated[OldName, Query(examples=["job_9"])]) -> Any:
     """All checkpoints of a job, oldest first; an unknown job has none."""
-    found = await access.ask(lambda store: store.list(_job(job_id)))
+    checkpoints = await access.ask(lambda store: store.list(_job(job_id)))
     return {
         "job_id": job_id,
-        "checkpoints": [_metadata(checkpoint) for checkpoint in found],
-        "total": len(found),
+        "checkpoints": [_metadata(checkpoint) for checkpoint in checkpoints],
+        "total": len(checkpoints),
         "timestamp": _now(),
     }
 
@@ -147,8 +147,8 @@ async def clean_up(access: Writes, wish: CleanupRequest) -> Any:
         job = next((job for job in store.jobs(name, 1) if job.name == name), None)
         return deleted, job.checkpoints if job else 0
 
-    deleted, kept = await access.ask(clean)
-    return {"job_id": wish.job_id, "deleted_count": deleted, "kept_count": kept, "timestamp": _now()}
+    deleted, remaining = await access.ask(clean)
+    return {"job_id": wish.job_id, "deleted_count": deleted, "kept_count": remaining, "timestamp": _now()}
 
 
 def _read(store: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, Any]:

@@ -33,10 +33,10 @@ async def stats(access: Reads, job: Annotated[schemas.Name | None, Query()] = No
 @router.post("/verify", status_code=202, response_model=schemas.Task)
 async def verify(access: Administers, wish: Annotated[schemas.VerifyRequest | None, Body()] = None) -> Any:
     """Prove what is stored against its digests, in the background."""
-    told = wish or schemas.VerifyRequest()
+    options = wish or schemas.VerifyRequest()
 
     def work(store: CheckpointManager, report: Report) -> dict[str, Any]:
-        return asdict(store.verify(told.job, told.deep, progress=report))
+        return asdict(store.verify(options.job, options.deep, progress=report))
 
     return JsonAnswer(await access.ask(lambda store: access.service.tasks.start("verify", store, work)), 202)
 
@@ -75,12 +75,12 @@ async def audit_log(
 ) -> Any:
     """Who changed what. Every change of the store is an entry, chained to the one before by SHA-256."""
     if order == "newest":
-        found = await access.ask(lambda store: store.events(after, limit + 1, newest=True, before=cursor))
-        found.reverse()
+        events = await access.ask(lambda store: store.events(after, limit + 1, newest=True, before=cursor))
+        events.reverse()
     else:
-        found = await access.ask(lambda store: store.events(max(after, cursor or 0), limit + 1))
-    page = found[:limit]
-    following = str(page[-1].id) if len(found) > limit else None
+        events = await access.ask(lambda store: store.events(max(after, cursor or 0), limit + 1))
+    page = events[:limit]
+    following = str(page[-1].id) if len(events) > limit else None
     return JsonAnswer({"events": [event.to_json() for event in page], "next_cursor": following})
 
 

@@ -38,13 +38,13 @@ def page_of(
     look: Callable[[str], Iterator[T]],
 ) -> tuple[list[T], str | None]:
     """What `look` finds in jobs by name, at least `limit` if there are so many, and where to go on."""
-    found: list[T] = []
+    entries: list[T] = []
     jobs = store.jobs(prefix, LOOKED_AT, after)
     for job in jobs:
-        found += look(job.name)
-        if len(found) >= limit:
-            return found, job.name if job is not jobs[-1] or len(jobs) == LOOKED_AT else None
-    return found, jobs[-1].name if len(jobs) == LOOKED_AT else None
+        entries += look(job.name)
+        if len(entries) >= limit:
+            return entries, job.name if job is not jobs[-1] or len(jobs) == LOOKED_AT else None
+    return entries, jobs[-1].name if len(jobs) == LOOKED_AT else None
 
 
 @router.get("/runs", response_model=run_schemas.RunPage)
@@ -93,8 +93,8 @@ async def get_run(access: Reads, key: schemas.Name) -> Any:
 @router.get("/runs/{key}/attempts", response_model=schemas.CheckpointPage)
 async def list_attempts(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> Any:
     """The failed attempts of a run's steps, oldest first; each is a checkpoint whose metadata tells the error."""
-    found, following = await access.ask(lambda store: _records(store, key, "attempt", limit, cursor))
-    return JsonAnswer({"checkpoints": [c.to_json() for c in found], "next_cursor": following})
+    records, following = await access.ask(lambda store: _records(store, key, "attempt", limit, cursor))
+    return JsonAnswer({"checkpoints": [c.to_json() for c in records], "next_cursor": following})
 
 
 @router.get("/runs/{key}/items", response_model=run_schemas.ItemPage)
@@ -102,8 +102,8 @@ async def list_items(access: Reads, key: schemas.Name, limit: PageSize = 50, cur
     """The items of a run's maps in the batches in which they were recorded, oldest first, with those that failed."""
 
     def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
-        found, following = _records(store, key, "items", limit, cursor)
-        return [_batch(store, record) for record in found], following
+        records, following = _records(store, key, "items", limit, cursor)
+        return [_batch(store, record) for record in records], following
 
     batches, following = await access.ask(find)
     return JsonAnswer({"batches": batches, "next_cursor": following})
@@ -114,8 +114,8 @@ def _records(
 ) -> tuple[list[Checkpoint], str | None]:
     if run_of(store, key) is None:
         raise NotFound(f"run {key} not found", hint="GET /api/v1/runs lists the runs")
-    found = store.list(key, metadata={"kind": kind}, limit=limit + 1, after=cursor or 0)
-    return found[:limit], str(found[limit - 1].seq) if len(found) > limit else None
+    records = store.list(key, metadata={"kind": kind}, limit=limit + 1, after=cursor or 0)
+    return records[:limit], str(records[limit - 1].seq) if len(records) > limit else None
 
 
 def _batch(store: CheckpointManager, record: Checkpoint) -> dict[str, object]:
@@ -124,7 +124,7 @@ def _batch(store: CheckpointManager, record: Checkpoint) -> dict[str, object]:
     failed: list[dict[str, object]] = []
     if about.get("failed"):
         state: Any = store.load(record.id, only="failed")
-        failed = [{name: each[name] for name in ("key", "error", "attempts")} for each in state["failed"]]
+        failed = [{name: failure[name] for name in ("key", "error", "attempts")} for failure in state["failed"]]
     return {
         "checkpoint": record.id,
         "path": show(tuple(map(str, path))) if isinstance(path, list) else "",

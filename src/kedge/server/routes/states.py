@@ -136,5 +136,5 @@ async def restore(
 @router.get("/diff", response_model=schemas.Diff, tags=["diff"])
 async def diff(access: Reads, old: schemas.CheckpointId, new: schemas.CheckpointId) -> Any:
     """What changed from one checkpoint to another, by path."""
-    found = await access.ask(lambda store: store.diff(old, new))
-    return JsonAnswer({"same": found.is_empty, **found.to_json()})
+    difference = await access.ask(lambda store: store.diff(old, new))
+    return JsonAnswer({"same": difference.is_empty, **difference.to_json()})
