@@ -288,6 +288,30 @@ def test_a_root_that_is_shared_below_a_private_one(engine: Engine) -> None:
 
 
 @criu
+def test_what_is_mounted_below_a_volume_stays(engine: Engine) -> None:
+    """Where / is shared, as on most machines: runc unmounts what it has bound for a restore."""
+    volume = engine.lab.root / "volume"
+    (volume / "below").mkdir(parents=True)
+    engine.lab.run("mount", "--make-rshared", "/")
+    engine.lab.run("mount", "--bind", volume, volume)
+    engine.lab.run("mount", "-t", "tmpfs", "below", volume / "below")
+    bundle = engine.bundle("one", *KEPT, "KEDGE_POLICY=fail")
+    (bundle / "lower/volume").mkdir()
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["mounts"].append(
+        {"destination": "/volume", "type": "bind", "source": str(volume), "options": ["rbind", "rprivate"]}
+    )
+    (bundle / "config.json").write_text(json.dumps(spec))
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    engine.start("one")
+    engine.lab.wait_beyond("one", engine.lab.count("one"))
+    assert engine.lab.run("mountpoint", volume / "below", check=False).returncode == 0
+
+
+@criu
 def test_the_loopback_of_a_network_of_its_own_is_up_again(engine: Engine) -> None:
     """Before the processes go on, and nothing of the configuration has changed."""
     program = (PYTHON, "-c", LISTENER)

@@ -75,15 +75,18 @@ def copy_away(source: Path, target: Path) -> None:
 
 
 def seeing(rootfs: Rootfs, command: Sequence[str]) -> list[str]:
-    """A command that sees the container's files as they are mounted now, whoever unmounts them meanwhile.
+    """A command that sees the container's files as they are mounted now, whoever unmounts them meanwhile, and whose
+    own mounts are nobody else's.
 
-    An engine does, when the call that has started it is killed. Then it would make its mount points in the bare folder
-    of the bundle, which could not be removed any more.
+    An engine unmounts them when the call that has started it is killed. Then it would make its mount points in the bare
+    folder of the bundle, which could not be removed any more. And runc's restore binds volumes with all that is mounted
+    below them, and unmounts that again: where / is shared, it would be unmounted on the machine too.
     """
+    own = [find_program("unshare"), "--mount", "--propagation=slave"]
     if rootfs.kind != "overlay":
-        return list(command)
-    own = [find_program("unshare"), "--mount", "--propagation=unchanged", "sh", "-c"]
-    return [*own, 'mount --make-private "$0" && mount --make-shared "$0" && exec "$@"', str(rootfs.point), *command]
+        return [*own, *command]
+    script = 'mount --make-private "$0" && mount --make-shared "$0" && exec "$@"'
+    return [*own, "sh", "-c", script, str(rootfs.point), *command]
 
 
 @contextmanager
