@@ -28,7 +28,7 @@ from .phases import Phases
 from .pids import is_alive, pids_below
 from .programs import find_program
 from .restore import Target
-from .rootfs import Rootfs, copy_away, find_rootfs, replaced
+from .rootfs import Rootfs, copy_away, find_rootfs, replaced, seeing
 from .safe_copy import copy_tree
 from .snapshot import Snapshot, files_tree
 from .volumes import Volume, volumes_of
@@ -104,7 +104,7 @@ class Bundle:
             settings = with_config(attempt, ["tcp-close"])
             command = [find_program("env"), *(f"{name}={value}" for name, value in settings.items()), *command]
         with network.namespace_of(None, self.network) as namespace, self._with_loopback():
-            if run(command, attempt.held):
+            if run(seeing(self.rootfs(), command), attempt.held):
                 network.remove_lock(namespace)
                 raise failure("restored", attempt)
 

@@ -21,7 +21,6 @@ from kedge.containers.network import refuse_mismatch
 from kedge.containers.phases import Phases
 from kedge.containers.pod_starts import last_start_s, note_start, take_back_start
 from kedge.containers.restore import Target, restore_checkpoint
-from kedge.containers.rootfs import seeing
 from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
@@ -235,13 +234,7 @@ class RuncTarget(Target):
         if closes_tcp:
             options.remove(_TCP)
         words = self.container.call.to_restore(str(attempt.images), str(attempt.path), options)
-        rootfs = self.bundle.rootfs()
-        self.bundle.run(
-            [self.container.real, *words],
-            attempt,
-            lambda command, held: self._run_noted(seeing(rootfs, command), held),
-            closes_tcp=closes_tcp,
-        )
+        self.bundle.run([self.container.real, *words], attempt, self._run_noted, closes_tcp=closes_tcp)
 
     def _run_noted(self, command: Sequence[str], held: Sequence[int]) -> int:
         """The start is noted when processes can run, not before: a restore that fails earlier, or is killed, can be
