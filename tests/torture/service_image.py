@@ -17,7 +17,7 @@ import json, sys, urllib.request
 body = json.dumps(json.loads(sys.argv[3])).encode() if len(sys.argv) > 3 else None
 headers = {"Authorization": "Bearer " + sys.argv[1], "Content-Type": "application/json"}
 asked = urllib.request.Request("http://127.0.0.1:7420" + sys.argv[2], body, headers)
-print(urllib.request.urlopen(asked, timeout=20).read().decode())
+print(urllib.request.urlopen(asked, timeout=60).read().decode())
 """
 
 
@@ -51,7 +51,7 @@ def _visit(images: Images, token: str, *words: str) -> str:
 
 
 def _is_ready(images: Images) -> bool:
-    program = "import urllib.request as u; u.urlopen('http://127.0.0.1:7420/readyz', timeout=4)"
+    program = "import urllib.request as u; u.urlopen('http://127.0.0.1:7420/readyz', timeout=60)"
     try:
         images.answer("exec", "service", "python", "-c", program)
     except subprocess.CalledProcessError:
