@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -40,6 +43,19 @@ async def wait_for_async(probe: Callable[[], _T | None], why: str, timeout_s: fl
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {why}"
         await asyncio.sleep(_PAUSE_S)
     return value
+
+
+def removed(folder: Path) -> bool:
+    """Whether a directory could be removed: a process that is about to end may still write into it."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return not folder.exists()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
+            raise
+        return False
+    return True
 
 
 class Clock:

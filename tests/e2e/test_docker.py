@@ -35,11 +35,11 @@ def docker(engine: Engine) -> Iterator[Docker]:
     home.mkdir()
     (home / "containerd.toml").write_text(_CONFIG.format(home=home))
     (home / "daemon.json").write_text(json.dumps({"runtimes": {"kedge": {"path": str(RUNTIME)}}}))
-    places = [f"--data-root={home}/data", f"--exec-root={home}/exec", f"--pidfile={home}/pid"]
+    places = [f"--data-root={home}/data", "--exec-root=/run/docker", f"--pidfile={home}/pid"]  # sockets: short names
     group = f"kedge-docker-{os.urandom(4).hex()}"
     places.append(f"--cgroup-parent=/{group}")
     network = ["--iptables=false", "--ip6tables=false", "--bridge=none"]
-    socket = f"unix://{home}/docker.sock"
+    socket = "unix:///run/docker.sock"  # of the lab: nobody else sees its /run
 
     def start(name: str, *words: str) -> subprocess.Popen[bytes]:
         with (home / f"{name}.log").open("wb") as log:
