@@ -9,10 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 import kedge
+from kedge.blobs.packs import PackBlobs
 from kedge.care.repair import repair
 from kedge.care.repair_files import refile
 from kedge.cli.app import cli
 from tests.parts import require
+from tests.torture import mutants
 
 require("module:cryptography")
 from kedge.crypto import parse_master
@@ -123,3 +125,43 @@ def test_what_is_under_another_key_stays_until_that_is_given(tmp_path: Path, kin
     with kedge.open(url, key=KEY) as store:
         assert {job: store.restore(job) for job in STATES} == STATES
         assert store.verify().is_ok
+
+
+def check_gc_keeps_every_pack(place: Path) -> None:
+    """A save tells of itself in its last pack only: those before hold nothing but chunks, and say not whose."""
+    state = {f"part {n}": os.urandom(150_000) for n in range(6)}
+    with kedge.open(place, key=KEY) as store:
+        store.save("kept", "step", os.urandom(100_000))
+        store.save("gone", "step", os.urandom(100_000))
+    before = packs_of(str(place)).keys()
+    with kedge.open(place, namespace="other", key=WRONG) as store:
+        saved = store.save("job", "step", state)
+    theirs = packs_of(str(place)).keys() - before
+    assert len(theirs) > 1
+    lose_index(str(place), keyrings=False)
+    repair(place, actor="t", master=parse_master(KEY))
+    with kedge.open(place, key=KEY) as store:
+        store.delete_job("gone")
+        assert store.gc().packs_removed  # what is known to be garbage goes
+    assert theirs <= packs_of(str(place)).keys()
+    assert run("rebuild --namespace other", str(place), WRONG) in REPAIRED
+    with kedge.open(place, namespace="other", key=WRONG) as store:
+        assert store.load(saved) == state
+        assert store.verify().is_ok
+
+
+@pytest.fixture
+def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PackBlobs.__init__.__kwdefaults__, "roll_bytes", 64 << 10)
+
+
+@pytest.mark.usefixtures("small_packs")
+def test_gc_keeps_packs_that_do_not_say_whose_they_are(tmp_path: Path) -> None:
+    check_gc_keeps_every_pack(tmp_path / "store")
+
+
+@pytest.mark.mutant
+@pytest.mark.usefixtures("small_packs")
+def test_a_gc_that_removes_them_is_noticed(tmp_path: Path) -> None:
+    with mutants.applied("packs without records removed"), pytest.raises((AssertionError, kedge.CheckpointError)):
+        check_gc_keeps_every_pack(tmp_path / "store")

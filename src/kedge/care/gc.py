@@ -125,7 +125,7 @@ def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | Non
     removed = left = bytes_kept = 0
     present = list(store.blobs.packs())
     for done, (pack, size) in enumerate(present, 1):
-        if pack not in used and not _tells_of(store, pack, locked) and _remove(store, pack):
+        if pack not in used and _may_go(store, pack, locked) and _remove(store, pack):
             removed += 1
         else:
             left += 1
@@ -143,14 +143,23 @@ def _is_garbage(store: LocalStore, pack: str) -> bool:
     return store.index.condemn(pack)
 
 
-def _tells_of(store: LocalStore, pack: str, namespaces: Collection[str]) -> bool:
-    """Whether a pack holds saves of these namespaces, which wait for a rebuild with their keys (I3)."""
-    if not namespaces:
-        return False
-    keys = NoKeys()
+def _may_go(store: LocalStore, pack: str, locked: Collection[str]) -> bool:
+    """Whether no namespace that waits for a rebuild with its key can need a pack (I3).
+
+    A save tells of itself in its last pack only. So while a namespace is locked, a pack that tells of nobody may be its.
+    """
+    if not locked:
+        return True
+    namespaces = _namespaces_in(store, pack)
+    return bool(namespaces) and namespaces.isdisjoint(locked)
+
+
+def _namespaces_in(store: LocalStore, pack: str) -> set[str]:
+    """Those whose saves a pack tells of, with or without their keys."""
+    keys, namespaces = NoKeys(), set[str]()
     with suppress(NotFound):  # another gc has removed it
-        list(read_packs(store.blobs, [pack], keys))
-    return not keys.closed.keys().isdisjoint(namespaces)
+        namespaces.update(record.namespace for record in read_packs(store.blobs, [pack], keys))
+    return namespaces | keys.closed.keys()
 
 
 def _has_many_small(sizes: Iterable[int]) -> bool:
@@ -165,9 +174,10 @@ def _compact(store: LocalStore) -> tuple[int, list[str]]:
     sizes = dict(store.blobs.packs())
     rewritten, damaged = 0, []
     joins = _has_many_small(sizes.values())
+    locked = store.index.locked().keys()
     for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # what needs least space frees some
         size = sizes.get(use.pack)
-        if size is None or not _is_sparse(use.live_bytes, size, joins):
+        if size is None or not _is_sparse(use.live_bytes, size, joins) or not _may_go(store, use.pack, locked):
             continue
         try:
             rewritten += _rewrite_confirmed(store, use.pack)
@@ -207,8 +217,7 @@ def _rewrite_in_room(store: LocalStore, pack: str, live: Sequence[Chunk]) -> Non
         if not store.index.make_room():
             raise
         _rewrite(store, pack, live)
-        if not _tells_of(store, pack, store.index.locked()):
-            _remove(store, pack)
+        _remove(store, pack)
 
 
 def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
