@@ -65,7 +65,7 @@ def test_the_wrong_key_changes_nothing(
     lose_index(url, keyrings=is_keyring_lost)
     packs = packs_of(url)
     assert run(command, url, key) == kedge.Validation.exit_code
-    assert run("gc", url, key) != 0
+    assert run("gc --dry-run", url, key) == run("gc", url, key) != 0
     assert packs_of(url) == packs
     assert run(command, url, KEY) in REPAIRED
     with kedge.open(url, key=KEY, create=False) as store:
@@ -142,7 +142,10 @@ def check_gc_keeps_every_pack(place: Path) -> None:
     repair(place, actor="t", master=parse_master(KEY))
     with kedge.open(place, key=KEY) as store:
         store.delete_job("gone")
-        assert store.gc().packs_removed  # what is known to be garbage goes
+        foreseen, done = store.gc(dry_run=True), store.gc()
+        assert done.packs_removed  # what is known to be garbage goes
+        assert foreseen.chunks_removed == done.chunks_removed
+        assert (foreseen.packs_removed, foreseen.packs_rewritten) == (done.packs_removed, done.packs_rewritten)
     assert theirs <= packs_of(str(place)).keys()
     assert run("rebuild --namespace other", str(place), WRONG) in REPAIRED
     with kedge.open(place, namespace="other", key=WRONG) as store:

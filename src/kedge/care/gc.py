@@ -90,6 +90,8 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
     As far as can be told before: a pack that somebody is writing is kept by `collect`, and what compaction writes
     counts against what it frees. The names of all chunks in use are held in memory.
     """
+    store.index.refuse_older()
+    _refuse_locked(store)
     used: set[bytes] = set()
     for _, checkpoint, manifest in store.index.manifests():
         if manifest == UNREADABLE:
@@ -98,15 +100,17 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
     uses = {use.pack: use for use in store.index.packs()}
     present = list(store.blobs.packs())
     joins = _has_many_small(size for _, size in present)
+    locked = store.index.locked().keys()
     removed = rewritten = bytes_freed = 0
     for done, (pack, size) in enumerate(present, 1):
         rows = store.index.chunks_of(pack)
         unnamed = [chunk.stored_bytes for chunk in rows if chunk.digest not in used]
         live_bytes = uses[pack].live_bytes - sum(unnamed) if pack in uses else 0
-        if live_bytes <= 0:
-            removed, bytes_freed = removed + 1, bytes_freed + size
-        elif _is_sparse(live_bytes, size, joins) and len(unnamed) < len(rows):
-            rewritten, bytes_freed = rewritten + 1, bytes_freed + size - live_bytes
+        is_garbage = live_bytes <= 0
+        is_rewritten = not is_garbage and _is_sparse(live_bytes, size, joins) and len(unnamed) < len(rows)
+        if (is_garbage or is_rewritten) and _may_go(store, pack, locked):
+            removed, rewritten = removed + is_garbage, rewritten + is_rewritten
+            bytes_freed += size - max(0, live_bytes)
         if progress:
             progress(done, len(present))
     in_use = list(used)
@@ -146,7 +150,7 @@ def _is_garbage(store: LocalStore, pack: str) -> bool:
 def _may_go(store: LocalStore, pack: str, locked: Collection[str]) -> bool:
     """Whether no namespace that waits for a rebuild with its key can need a pack (I3).
 
-    A save tells of itself in its last pack only. So while a namespace is locked, a pack that tells of nobody may be its.
+    A save tells of itself in its last pack only: while a namespace is locked, a pack that tells of nobody may be its.
     """
     if not locked:
         return True
