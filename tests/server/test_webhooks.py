@@ -117,6 +117,21 @@ def test_what_happens_to_runs_is_sent_once_and_signed(
     ]
 
 
+def test_runs_whose_names_are_hidden_are_told_of(tmp_path: Path, receiver: Receiver) -> None:
+    place, key = tmp_path / "hidden", bytes(32)
+    with (
+        kedge.open(place, key=key, encrypt_names=True) as store,
+        kedge.open(place, namespace=ACCESS, key=key) as records,
+    ):
+        managed = Webhooks(records, allow_private=True)
+        managed.create(store, receiver.url, ["failed"])
+        fail(store, "bad")
+        store.save("plain", "one", {})
+        with notifier_of(managed, store) as notifier:
+            notifier.look()
+    assert receiver.types == [("run.failed", "bad")]
+
+
 def test_a_refused_message_comes_again_under_its_id_and_is_given_up_at_last(
     managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,10 @@ _PAGE = 500
 _PENDING, _RECENT = 1000, 20  # messages that are kept
 _RETRIES_S = (5, 30, 120, 600, 3600, 3 * 3600, 12 * 3600)
 _LEASE_S = 30.0
-_STATUS_IDS = tuple(f"run-{status}_" for status in (RunStatus.FAILED, RunStatus.PAUSED, RunStatus.COMPLETED))
+_STATUS_IDS = (
+    *(f"run-{status}_" for status in (RunStatus.FAILED, RunStatus.PAUSED, RunStatus.COMPLETED)),
+    "checkpoint_",  # any checkpoint, where names are hidden
+)
 _log = logging.getLogger("kedge.server")
 
 
