@@ -20,7 +20,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import kedge
-from kedge.errors import LeaseHeld, NotFound, Validation
+from kedge.errors import Corrupted, LeaseHeld, NotFound, Validation
 from kedge.server import create_app, webhook_post, webhooks
 from kedge.server.limits import Limits
 from kedge.server.tokens import ACCESS
@@ -206,6 +206,50 @@ def test_a_deleted_webhook_sends_nothing_more(
         assert {entry["webhook"] for entry in managed.record_of("default")["pending"]} == {other.id}
     with pytest.raises(NotFound):
         managed.delete("other", other.id)  # of another namespace
+
+
+def test_what_is_wrong_with_one_namespace_stops_no_other(
+    managed: Webhooks, place: Path, store: kedge.CheckpointManager, receiver: Receiver
+) -> None:
+    with kedge.open(place, namespace="broken") as broken:
+        managed.create(broken, receiver.url, ["failed"])
+    managed.create(store, receiver.url, ["failed"])
+    fail(store, "bad")
+
+    def store_of(namespace: str) -> kedge.CheckpointManager:
+        if namespace == "broken":
+            raise Corrupted("its key is missing", hint="")
+        return store
+
+    notifier = Notifier(lambda: managed, store_of)
+    notifier.look()
+    with managed.hold("broken"):  # it was let go
+        notifier.look()
+    notifier.close()
+    assert receiver.types == [("run.failed", "bad")]
+
+
+def test_a_webhook_whose_secret_is_unreadable_stops_no_other_and_can_be_deleted(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged, _ = (managed.create(store, receiver.url, ["failed"]) for _ in range(2))
+    fail(store, "bad")
+    load = kedge.CheckpointManager.load
+
+    def load_most(self: kedge.CheckpointManager, checkpoint_id: str, *more: Any, **options: Any) -> Any:
+        if checkpoint_id == damaged.checkpoint.id:
+            raise Corrupted("a block is damaged", hint="")
+        return load(self, checkpoint_id, *more, **options)
+
+    monkeypatch.setattr(kedge.CheckpointManager, "load", load_most)
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+    assert receiver.types == [("run.failed", "bad")]
+    waiting = managed.record_of("default")["pending"]
+    assert [(entry["webhook"], entry["problem"]) for entry in waiting] == [(damaged.id, "its secret cannot be read")]
+    assert managed.send_test("default", damaged.id) == "its secret cannot be read"
+    managed.delete("default", damaged.id)
+    assert len(managed.all("default")) == 1
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Webhook:
     namespace: str
     events: tuple[str, ...]
     after: int  # events of the log up to this one are none of its business
-    secret: str
+    secret: str  # "" if it cannot be read
     checkpoint: Checkpoint
 
     @classmethod
@@ -90,9 +90,14 @@ class Webhooks:
         tags = None if namespace is None else {"namespace": namespace}
         webhooks = []
         for checkpoint in self._records.list(JOB, tags=tags):
-            with suppress(NotFound):  # deleted meanwhile
+            try:
                 state: Any = self._records.load(checkpoint.id)
-                webhooks.append(Webhook.of(checkpoint, str(state["secret"])))
+            except NotFound:
+                continue  # deleted meanwhile
+            except CheckpointError as error:
+                _log.warning("webhooks: the secret of %s cannot be read: %s", checkpoint.step, error)
+                state = {}
+            webhooks.append(Webhook.of(checkpoint, str(state.get("secret", ""))))
         return webhooks
 
     def get(self, namespace: str, webhook_id: str) -> Webhook:
@@ -111,6 +116,8 @@ class Webhooks:
         return self.post(webhook, Message(f"test_{secrets.token_hex(8)}", json.dumps(body).encode()))
 
     def post(self, webhook: Webhook, message: Message) -> str:
+        if not webhook.secret:
+            return "its secret cannot be read"
         return post(webhook.url, webhook.secret, message, allow_private=self._allow_private)
 
     def record_of(self, namespace: str) -> dict[str, Any]:
@@ -187,6 +194,9 @@ class Notifier:
                 self._serve(webhooks, namespace, own)
             except LeaseHeld:
                 self._let_go({namespace})  # another worker does it
+            except Exception:  # noqa: BLE001 - of this namespace alone: the others are not to suffer
+                _log.exception("webhooks of %s: the next look is in %g s", namespace, _LOOK_S)
+                self._let_go({namespace})
 
     def _let_go(self, namespaces: set[str]) -> None:
         for namespace in namespaces:
