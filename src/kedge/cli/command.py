@@ -134,10 +134,13 @@ def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Cal
 
 def shared_options() -> list[click.Parameter]:
     return [
-        click.Option(["--store"], metavar="DIR|URL", help="The store.  [default: $KEDGE_STORE, else ./.kedge]"),
-        click.Option(["--namespace"], metavar="NAME", help="The namespace (tenant).  [default: default]"),
+        click.Option(
+            ["--store"], type=GIVEN, metavar="DIR|URL", help="The store.  [default: $KEDGE_STORE, else ./.kedge]"
+        ),
+        click.Option(["--namespace"], type=GIVEN, metavar="NAME", help="The namespace (tenant).  [default: default]"),
         click.Option(
             ["--key", "store_key"],
+            type=GIVEN,
             metavar="KEY",
             help="The key of an encrypted store: file:PATH or command:PROGRAM.  [default: $KEDGE_KEY, $KEDGE_KEY_FILE]",
         ),
@@ -175,6 +178,20 @@ def command_group(
 def apply_option(text: str) -> Decorator:
     """For commands that show their plan and execute it only with --apply."""
     return click.option("--apply", "--yes", "-y", "is_applied", is_flag=True, help=text)
+
+
+class _Given(click.ParamType[str]):
+    """Text that is not empty: an empty one is usually a variable of a script that is not set."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value).strip():
+            self.fail("must not be empty; leave the option out for its default", param, ctx)
+        return str(value)
+
+
+GIVEN = _Given()
 
 
 class Number(click.ParamType[int]):

@@ -121,6 +121,14 @@ def test_help_of_no_command(run: Run) -> None:
     assert "did you mean delete?" in run("help", "delte", code=2).stderr
 
 
+@pytest.mark.parametrize("option", ["--store", "--key", "--namespace"])
+def test_an_empty_option_is_refused(run: Run, store: Path, option: str) -> None:
+    """It is a variable that is not set: an empty --key would make a plain store."""
+    result = run("save", "job", "step", option, "", data="{}", code=2)
+    assert "must not be empty" in result.output
+    assert not store.exists()
+
+
 def test_what_a_service_cannot_do(run: Run) -> None:
     for words in (["demo"], ["migrate"], ["token", "list"]):
         refused = run(*words, "--store", "http://127.0.0.1:9", code=3).stderr

@@ -166,3 +166,4 @@ def test_a_run_is_watched_until_it_ends(run: Run, store: Path) -> None:
     with kedge.run("good", store=store) as made:
         made.step("one", lambda: 1)
     assert "completed  run good" in run("runs", "watch", "good").stdout
+    assert "there is no run god" in run("runs", "watch", "god", code=4).stderr

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kedge.cli.command import Session, store_command
+from kedge.cli.command import GIVEN, Session, store_command
 from kedge.cli.naming import JobName, job_named, require_job
 from kedge.errors import Corrupted, NotFound
 from kedge.terminal.progress import progress, watched
@@ -62,7 +62,9 @@ class Transfer(NamedTuple):
 def transfer_options(function: Callable[..., None]) -> Callable[..., None]:
     """What may be said about a copy between stores; the command makes a Transfer of it."""
     for option in (
-        click.option("--target-key", metavar="KEY", help="The target's key; none for a plain one.  [default: --key]"),
+        click.option(
+            "--target-key", type=GIVEN, metavar="KEY", help="The target's key; none for a plain one.  [default: --key]"
+        ),
         click.option("--into", metavar="NAME", help="The namespace of the target.  [default: the same]"),
         click.option(
             "--delete", "mirror", is_flag=True, help="Also delete from the target what was deleted from the source."

@@ -367,7 +367,7 @@ def _status(run: RunSummary) -> str:
     if not run.is_abandoned:
         return str(run.status)
     follows = f"a worker of queue {run.queue} takes it over" if run.queue else "resume it with kedge runs resume"
-    return f"{run.status}, but its process is gone: {follows}" + ("" if run.queue else f" {run.key}")
+    return f"{run.status}, its process is gone: {follows}" + ("" if run.queue else f" {run.key}")
 
 
 def _progress(run: RunSummary) -> str:

@@ -19,19 +19,22 @@ _LOOKS = {"ran": "good", "failed": "bad", "completed": "good", "paused": "warn",
 
 @store_command("watch", json_keys="one object per line for each record of the run: {id, seq, at, kind, path, …}")
 @click.argument("run", type=JobName())
+@click.option("--wait", is_flag=True, help="Wait for a run that has not begun yet.")
 @click.pass_context
-def watch_command(ctx: click.Context, session: Session, run: str) -> None:
+def watch_command(ctx: click.Context, session: Session, run: str, wait: bool) -> None:
     """Show the steps, items, log lines and status changes of a run as they happen, until it ends.
 
-    Begins with what has happened so far. A run that has not begun yet is waited for. Exits with 1 if the run failed or
-    was cancelled.
+    Begins with what has happened so far. Exits with 1 if the run failed or was cancelled.
     """
+    from kedge.errors import NotFound
     from kedge.pipeline.owner import newest_status
     from kedge.pipeline.streams import follow_records
 
     status = ""
     with session.open() as manager:
         if newest_status(manager, run) is None:
+            if not wait:
+                raise NotFound(f"there is no run {run}", hint="check its key: kedge runs list; --wait waits for it")
             click.echo(f"waiting for run {run} to begin", err=True)
         for record in follow_records(manager, run):
             status = str(record.metadata.get("status", status))
