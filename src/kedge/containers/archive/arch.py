@@ -6,6 +6,7 @@ It is a tar of an overlay's upper directory, below that directory's own name: re
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,15 +18,18 @@ from .tar import CHARACTER, DIRECTORY, HARD_LINK, LIMITS, Limits, Member, TarRea
 
 FILES = "container_files.tar"
 
-
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FINISHED = b"Dumping finished successfully"
 
 
 def is_finished(folder: str | os.PathLike[str]) -> bool:
     """Whether the last line of CRIU's log in this directory says that the dump is complete."""
     try:
-        with open(os.path.join(folder, "dump.log"), "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+        with open(os.open(os.path.join(folder, "dump.log"), _OPEN), "rb") as log:
+            status = os.fstat(log.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return False
+            log.seek(max(0, status.st_size - 4096))
             lines = log.read().splitlines()
     except OSError:
         return False

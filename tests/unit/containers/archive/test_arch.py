@@ -67,6 +67,19 @@ def test_there_and_back(dump: Path, tmp_path: Path) -> None:
     assert stat.S_ISCHR((tmp_path / "upper/gone").stat().st_mode)
 
 
+def test_a_log_is_a_plain_file(tmp_path: Path) -> None:
+    log = tmp_path / "dump.log"
+    (tmp_path / "elsewhere").write_text("Dumping finished successfully\n")
+    log.symlink_to("elsewhere")
+    assert not arch.validate_checkpoint(tmp_path)
+    log.unlink()
+    os.mkfifo(log)
+    assert not arch.validate_checkpoint(tmp_path)  # and nobody waits for a writer
+    log.unlink()
+    (tmp_path / "elsewhere").rename(log)
+    assert arch.validate_checkpoint(tmp_path)
+
+
 def test_no_cut_tar_is_whole(dump: Path, tmp_path: Path) -> None:
     whole = (dump / "container_files.tar").read_bytes()
     for size in range(len(whole)):
