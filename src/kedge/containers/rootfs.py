@@ -117,11 +117,11 @@ def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], Non
 
             def put_in_place() -> None:
                 nonlocal is_exchanged
-                _exchange(new, rootfs.changes)
+                exchange(new, rootfs.changes)
                 try:
                     unmounted.close()
                 except BaseException:
-                    _exchange(new, rootfs.changes)
+                    exchange(new, rootfs.changes)
                     raise
                 is_exchanged = True
 
@@ -130,7 +130,7 @@ def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], Non
             except BaseException:
                 if is_exchanged:
                     with away():
-                        _exchange(new, rootfs.changes)
+                        exchange(new, rootfs.changes)
                 raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -147,7 +147,7 @@ def put_back(noted: Mapping[str, object], *, is_restored: bool) -> None:
     away = _unmounted if is_mounted else nullcontext if noted["is_mounted"] else _mounted_after
     if new.is_dir() and str(rootfs.changes.stat().st_ino) != noted["inode"] and not is_restored:
         with away(rootfs):
-            _exchange(new, rootfs.changes)
+            exchange(new, rootfs.changes)
     elif not is_mounted:
         with away(rootfs):
             pass
@@ -190,7 +190,8 @@ def _mount_tool(*command: str) -> None:
         )
 
 
-def _exchange(a: Path, b: Path) -> None:
+def exchange(a: Path, b: Path) -> None:
+    """Let two names change places, at once."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE):
         number = ctypes.get_errno()

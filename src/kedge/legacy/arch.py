@@ -16,6 +16,7 @@ from typing import BinaryIO
 from kedge.blobs.direct import sync_directory
 from kedge.containers.archive.arch import FILES, is_finished, unpack
 from kedge.containers.archive.export import replace_file
+from kedge.containers.rootfs import exchange
 from kedge.containers.snapshot import Snapshot
 from kedge.errors import Conflict, Validation, storage_errors
 from kedge.model import Checkpoint
@@ -110,11 +111,14 @@ def cleanup_checkpoint(checkpoint_path: Path) -> bool:
 def export(checkpoint: Checkpoint, taken: Snapshot, path: Path, *, overwrite: bool = False) -> int:
     """Write a stored checkpoint as a directory that ARCH restores from, whole or not at all; answers its size.
 
-    Its place there is `<checkpoint path>/<namespace>/<container ID>`.
+    Its place there is `<checkpoint path>/<namespace>/<container ID>`. With `overwrite`, an empty directory or a
+    checkpoint of ARCH is replaced there, at once; anything else is left alone.
     """
     target = _Path(path).absolute()
-    if os.path.lexists(target) and not overwrite:
-        raise Conflict(f"{target} exists", hint="choose another destination, or pass overwrite=True")
+    if os.path.lexists(target):
+        if not overwrite:
+            raise Conflict(f"{target} exists", hint="choose another destination, or pass overwrite=True")
+        _refuse_to_replace(target)
     if taken.kind != "container" or taken.rootfs_kind not in ("none", "overlay"):
         raise Validation(
             f"{checkpoint.id} has no changes to the image of a container, which ARCH wants",
@@ -132,21 +136,19 @@ def export(checkpoint: Checkpoint, taken: Snapshot, path: Path, *, overwrite: bo
             save_checkpoint_file(files, new)
             log = [f"kedge: {checkpoint.id}\n".encode(), b"Dumping finished successfully\n"]
             replace_file(new / "dump.log", lambda out: out.writelines(log))
-            if os.path.lexists(target):
-                _exchange(new, target, _Path(work, "old"))
+            if os.path.lexists(target) and os.listdir(target):
+                _refuse_to_replace(target)  # it may have changed meanwhile
+                exchange(new, target)
             else:
                 os.rename(new, target)
         sync_directory(target.parent)
     return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
 
 
-def _exchange(new: _Path, target: _Path, old: _Path) -> None:
-    os.rename(target, old)
-    try:
-        os.rename(new, target)
-    except OSError:
-        os.rename(old, target)
-        raise
+def _refuse_to_replace(target: _Path) -> None:
+    is_directory = target.is_dir() and not target.is_symlink()
+    if not is_directory or (os.listdir(target) and not is_finished(target)):
+        raise Conflict(f"{target} is no checkpoint of ARCH, nor empty", hint="choose another destination")
 
 
 save_checkpoint, restore_checkpoint = save_checkpoint_file, restore_checkpoint_file

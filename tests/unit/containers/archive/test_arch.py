@@ -67,6 +67,29 @@ def test_there_and_back(dump: Path, tmp_path: Path) -> None:
     assert stat.S_ISCHR((tmp_path / "upper/gone").stat().st_mode)
 
 
+@pytest.mark.parametrize("kind", ["directory", "file", "link", "unfinished"])
+def test_an_export_replaces_nothing_but_a_checkpoint(dump: Path, tmp_path: Path, kind: str) -> None:
+    place, kept = tmp_path / "place", tmp_path / "kept"
+    kept.mkdir()
+    (kept / "thesis").write_text("years")
+    if kind == "link":
+        (kept / "dump.log").write_text("Dumping finished successfully\n")
+        place.symlink_to(kept)
+    elif kind == "file":
+        place = kept / "thesis"
+    else:
+        (kept / "dump.log").write_text("Error" if kind == "unfinished" else "")
+        place = kept
+    with kedge.open("memory:") as store:
+        taken = import_images(store, str(dump), key="app", spec={}).checkpoint
+        with pytest.raises(kedge.Conflict, match="no checkpoint"):
+            arch.export(*snapshot.load(store, taken.id), place, overwrite=True)
+        assert (kept / "thesis").read_text() == "years"
+        (tmp_path / "empty").mkdir()
+        arch.export(*snapshot.load(store, taken.id), tmp_path / "empty", overwrite=True)
+    assert arch.validate_checkpoint(tmp_path / "empty")
+
+
 def test_a_log_is_a_plain_file(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     (tmp_path / "elsewhere").write_text("Dumping finished successfully\n")
