@@ -73,7 +73,7 @@ def fork_command(
     if (run is None) != is_filtered:
         raise Validation("name a RUN, or choose runs by --prefix, --pipeline or --status")
     if run is None and new_key is not None:
-        raise Validation("--key names one fork, and this makes several", hint="leave it away")
+        raise Validation("--key names one fork, and this makes several", hint="omit --key")
     with session.open() as manager:
         if run is not None:
             plans = [plan_fork(manager, run, step, new_key=new_key, **changes)]
