@@ -170,6 +170,56 @@ def test_one_failure_is_enough_for_one_receiver_at_once_and_waits(
     assert [entry["attempts"] for entry in managed.record_of("default")["pending"]] == [1]
 
 
+def test_the_log_waits_while_there_is_no_room_for_messages(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_PENDING", 2)
+    monkeypatch.setattr(webhooks, "_RETRIES_S", (0,))
+    managed.create(store, receiver.url, ["failed"])
+    for key in "abcde":
+        fail(store, key)
+    receiver.answers = [500] * 100
+    with notifier_of(managed, store) as notifier:
+        for _ in range(10):
+            notifier.look()
+            assert len(managed.record_of("default")["pending"]) <= 2
+    assert sorted(receiver.types) == [("run.failed", key) for key in "aabbccddee"]  # none was dropped untried
+
+
+def test_how_far_the_log_was_read_is_kept_without_messages_too(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_POSITION_S", 1e9)
+    managed.create(store, receiver.url, ["failed"])
+    store.save("plain", "one", {})
+    read = store.events(newest=True, limit=1)[-1].id
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+        assert managed.record_of("default")["position"] == read
+        store.save("plain", "two", {})
+        notifier.look()
+        assert managed.record_of("default")["position"] == read  # not at every look
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+    assert managed.record_of("default")["position"] > read
+
+
+def test_a_long_log_is_read_in_several_looks(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_PAGE", 1)
+    monkeypatch.setattr(webhooks, "_PAGES", 1)
+    managed.create(store, receiver.url, ["failed"])
+    read = store.events(newest=True, limit=1)
+    fail(store, "bad")
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+        assert managed.record_of("default")["position"] == store.events(read[-1].id if read else 0, 1)[0].id
+        for _ in store.events():
+            notifier.look()
+    assert receiver.types == [("run.failed", "bad")]
+
+
 def test_a_crash_between_finding_and_sending_loses_nothing(
     managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,8 +29,9 @@ JOB = "webhooks"
 EVENTS = ("failed", "waiting", "finished")
 _MOST = 50  # webhooks of a namespace
 _LOOK_S = 5.0  # for webhooks, and for changes where there are some
-_PAGE = 500
+_PAGE, _PAGES = 500, 20  # events that are read at once, and how often in one look
 _PENDING, _RECENT = 1000, 20  # messages that are kept
+_POSITION_S = 60.0  # how often the position alone is saved
 _RETRIES_S = (5, 30, 120, 600, 3600, 3 * 3600, 12 * 3600)
 _LEASE_S = 30.0
 _STATUS_IDS = (
@@ -148,6 +149,7 @@ class Notifier:
         self._store_of = store_of
         self._held: dict[str, tuple[AbstractContextManager[Lease], Lease]] = {}  # by namespace
         self._records: dict[str, dict[str, Any]] = {}
+        self._next_s: dict[str, float] = {}  # when to save a position alone (monotonic)
         self._stop, self._woken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -201,6 +203,7 @@ class Notifier:
     def _let_go(self, namespaces: set[str]) -> None:
         for namespace in namespaces:
             self._records.pop(namespace, None)
+            self._next_s.pop(namespace, None)
             held = self._held.pop(namespace, None)
             if held is not None:
                 with suppress(CheckpointError):
@@ -211,15 +214,21 @@ class Notifier:
             holding = webhooks.hold(namespace)
             self._held[namespace] = holding, holding.__enter__()
             self._records[namespace] = webhooks.record_of(namespace)
-        lease, record = self._held[namespace][1], self._records[namespace]
-        position = min(entry.after for entry in own) if record["position"] is None else record["position"]
-        messages, record["position"] = _messages(self._store_of(namespace), own, position, set(record["known"]))
-        if messages:
-            record["pending"] = [*record["pending"], *messages][-_PENDING:]
-            record["known"] = [*record["known"], *(entry["id"] for entry in messages)][-_PENDING:]
-            webhooks.save_record(namespace, record, lease)  # before they are sent: a crash loses none
+        record = self._records[namespace]
+        if record["position"] is None:
+            record["position"] = min(entry.after for entry in own)
+        messages, position = _messages(self._store_of(namespace), own, record, self._stop)
+        has_moved, record["position"] = position > record["position"], position
+        record["pending"] = [*record["pending"], *messages]
+        record["known"] = [*record["known"], *(entry["id"] for entry in messages)][-_PENDING:]
+        if messages or (has_moved and time.monotonic() >= self._next_s.get(namespace, 0.0)):
+            self._save(webhooks, namespace)  # before they are sent: a crash loses none
         if self._send(webhooks, own, record):
-            webhooks.save_record(namespace, record, lease)
+            self._save(webhooks, namespace)
+
+    def _save(self, webhooks: Webhooks, namespace: str) -> None:
+        webhooks.save_record(namespace, self._records[namespace], self._held[namespace][1])
+        self._next_s[namespace] = time.monotonic() + _POSITION_S
 
     def _send(self, webhooks: Webhooks, own: list[Webhook], record: dict[str, Any]) -> bool:
         """Send what is due; whether anything changed. One failure is enough for one receiver at once."""
@@ -247,28 +256,43 @@ class Notifier:
 
 
 def _messages(
-    store: CheckpointManager, own: list[Webhook], position: int, known: set[str]
+    store: CheckpointManager, own: list[Webhook], record: dict[str, Any], stop: threading.Event
 ) -> tuple[list[dict[str, Any]], int]:
-    """What to send because of the log behind `position`, and how far it was read.
+    """What to send because of the log behind the record's position, and how far it was read.
 
-    A run may record the same more than once, say when it begins to wait and when it ends: `known` are the IDs of
-    messages that were made before.
+    It is read no further than there is room for messages: each one is tried before it is forgotten. A run may record
+    the same more than once, say when it begins to wait and when it ends: what was made before is not made again.
     """
+    position, room = record["position"], _PENDING - len(record["pending"])
+    known = {*record["known"], *(entry["id"] for entry in record["pending"])}
     messages: dict[str, dict[str, Any]] = {}
-    while events := store.events(position, _PAGE):
+    for _ in range(_PAGES):
+        events = store.events(position, _PAGE)
         for event in events:
-            for kind, record in _of_runs(store, event):
-                body = json.dumps(_body(store.namespace, kind, record))
-                facts = {"type": f"run.{kind}", "run": record.job, "body": body}
-                for webhook in own:
-                    message_id = _id_of(webhook, kind, record)
-                    if kind in webhook.events and event.id > webhook.after and message_id not in known:
-                        sent = {"attempts": 0, "next": 0.0, "problem": ""}
-                        messages.setdefault(message_id, {"webhook": webhook.id, "id": message_id, **facts, **sent})
-        position = events[-1].id
-        if len(events) < _PAGE or len(messages) >= _PENDING:
+            if stop.is_set():
+                return list(messages.values()), position
+            made = _of_event(store, own, event, known)
+            if made and len(messages) + len(made) > room:
+                return list(messages.values()), position
+            messages.update(made)
+            known.update(made)
+            position = event.id
+        if len(events) < _PAGE:
             break
     return list(messages.values()), position
+
+
+def _of_event(store: CheckpointManager, own: list[Webhook], event: Event, known: set[str]) -> dict[str, dict[str, Any]]:
+    """The messages because of one event, by their IDs."""
+    messages = {}
+    for kind, record in _of_runs(store, event):
+        facts = {"type": f"run.{kind}", "run": record.job, "body": json.dumps(_body(store.namespace, kind, record))}
+        for webhook in own:
+            message_id = _id_of(webhook, kind, record)
+            if kind in webhook.events and event.id > webhook.after and message_id not in known:
+                sent = {"attempts": 0, "next": 0.0, "problem": ""}
+                messages[message_id] = {"webhook": webhook.id, "id": message_id, **facts, **sent}
+    return messages
 
 
 def _id_of(webhook: Webhook, kind: str, record: Checkpoint) -> str:
