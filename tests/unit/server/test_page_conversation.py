@@ -15,6 +15,16 @@ from kedge.server.page.states import Outlines
 CALL = Call("find", '{"n": 1}')
 
 
+@pytest.mark.parametrize("arguments", [{(1, 2): "x"}, {b"n": 1}])
+def test_arguments_that_json_has_not(tmp_path: Path, arguments: object) -> None:
+    block = {"type": "tool_use", "name": "find", "input": arguments}
+    with kedge.open(tmp_path / "store") as store:
+        store.save("session:a", "turn", {"messages": [{"role": "assistant", "content": [block]}]})
+        found = newest_conversation(store, Outlines(), "session:a")
+    assert found is not None
+    assert found.messages[0].calls[0].arguments
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [

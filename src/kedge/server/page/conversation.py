@@ -203,4 +203,7 @@ def _in_words(value: object) -> str:
         return ""
     if isinstance(value, BufferSummary | TypeSummary):
         return describe(value)[0]
-    return json.dumps(value, ensure_ascii=False, default=lambda unknown: describe(unknown)[0])[:_CHARACTERS]
+    try:
+        return json.dumps(value, ensure_ascii=False, default=lambda unknown: describe(unknown)[0])[:_CHARACTERS]
+    except (TypeError, ValueError, RecursionError):  # keys that JSON has not, or a value in itself
+        return describe(value)[0]
