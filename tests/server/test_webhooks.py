@@ -307,7 +307,7 @@ def test_a_webhook_whose_secret_is_unreadable_stops_no_other_and_can_be_deleted(
     ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
      "255.255.255.255", "198.18.0.1", "192.0.0.8", "::1", "::", "fe80::1", "fc00::1", "fec0::1", "ff02::1",
      "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "2001::1",
-     "2001:db8::1"],
+     "2001:db8::1", "168.63.129.16", "2001:20::1", "3fff::1", "4000::1", "5f00::1", "100::1", "1::1"],
 )  # fmt: skip
 def test_private_addresses_are_none_of_its_business(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_public(ipaddress.ip_address(address))
@@ -334,6 +334,28 @@ def test_public_addresses_are_called_as_they_were_looked_up(address: str, monkey
     secret = webhook_post.new_secret()
     problem = post("https://one.example:8443/x", secret, Message("a", b"{}"), allow_private=False)
     assert (problem, called) == ("it cannot be reached: ConnectionRefusedError", [(address, 8443)])
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://one.example/x", "one.example"),
+        ("https://one.example:443/x", "one.example"),
+        ("https://one.example:8443/x", "one.example:8443"),
+        ("http://one.example/x", "one.example"),
+        ("http://one.example:443/x", "one.example:443"),
+        ("https://[2606:2800:220:1::1]/x", "[2606:2800:220:1::1]"),
+    ],
+)
+def test_the_host_is_sent_without_the_usual_port(url: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(socket, "getaddrinfo", resolver("93.184.216.34"))
+    monkeypatch.setattr(webhook_post, "_connect", lambda *_: ours)
+    with theirs:
+        theirs.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+        assert post(url, webhook_post.new_secret(), Message("a", b"{}"), allow_private=True) == ""
+        sent = theirs.recv(10_000).decode().split("\r\n")
+    assert [line for line in sent if line.lower().startswith("host:")] == [f"host: {host}"]
 
 
 def resolver(*addresses: str) -> Callable[..., list[Any]]:

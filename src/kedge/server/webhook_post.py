@@ -26,18 +26,21 @@ from kedge.version import __version__
 
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
+_PORTS = {"https": 443, "http": 80}
 _MOST_CHARACTERS = 2000
 _SECRET = "whsec_"  # nosec B105 # how one begins
 _PRINTABLE = re.compile(r"[!-~]+")
 
-# What `is_global` lets pass, or older Pythons do: benchmarks, documents, tunnels to IPv4 addresses of any kind.
+# What `is_global` lets pass, or older Pythons do: benchmarks, documents, tunnels to IPv4 addresses of any kind, and the
+# address at which Azure serves its virtual machines.
 _NOWHERE = tuple(
     map(
         ipaddress.ip_network,
-        ("0.0.0.0/8", "192.0.0.0/24", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
-         "2001::/32", "2001:db8::/32", "2002::/16", "64:ff9b:1::/48", "fec0::/10", "ff00::/8"),
+        ("0.0.0.0/8", "168.63.129.16/32", "192.0.0.0/24", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
+         "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
     )
 )  # fmt: skip
+_UNICAST = ipaddress.ip_network("2000::/3")  # all IPv6 addresses of the internet
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -71,6 +74,8 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
+        if address not in _UNICAST:
+            return False
     is_nowhere = any(address.version == network.version and address in network for network in _NOWHERE)
     return address.is_global and not address.is_multicast and not is_nowhere
 
@@ -93,7 +98,13 @@ def resolve(url: SplitResult, *, allow_private: bool) -> list[str]:
 
 
 def _port(url: SplitResult) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
+    return url.port or _PORTS[url.scheme]
+
+
+def _host(url: SplitResult) -> str:
+    """As a browser sends it: with a port only if it is not the scheme's own."""
+    name = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+    return f"{name}" if _port(url) == _PORTS[url.scheme] else f"{name}:{_port(url)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,7 @@ def post(text: str, secret: str, message: Message, *, allow_private: bool) -> st
 def _send(url: SplitResult, addresses: list[str], body: bytes, headers: dict[str, str]) -> int:
     assert url.hostname is not None  # nosec B101
     connection = http.client.HTTPConnection(url.hostname, _port(url), timeout=_ANSWER_S)
+    headers = {"host": _host(url), **headers}
     connection.sock = _connect(url, addresses)
     # The timeout of a socket starts again with each byte: this one does not.
     deadline = threading.Timer(_ANSWER_S, _end, [connection.sock])
