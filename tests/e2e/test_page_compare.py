@@ -63,7 +63,7 @@ def test_a_run_is_forked_from_a_step_with_its_plan_first(page: Page, known: dict
     shows(page, "#ran", "merge")
     page.fill("#arguments", "[1]")
     page.click("text=Show the plan")
-    shows(page, ".notice.bad", "no JSON object")
+    shows(page, ".notice.bad", "must be a JSON object")
     page.fill("#arguments", "")
     page.fill("#new-key", "tiles-again")
     page.click("text=Show the plan")

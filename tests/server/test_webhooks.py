@@ -155,7 +155,7 @@ def test_a_refused_message_comes_again_under_its_id_and_is_given_up_at_last(
     assert record["pending"] == []
 
 
-def test_one_failure_is_enough_for_one_receiver_at_once_and_waits(
+def test_after_one_failure_the_other_messages_wait_for_the_next_look(
     managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver
 ) -> None:
     managed.create(store, receiver.url, ["failed"])
@@ -309,7 +309,7 @@ def test_a_webhook_whose_secret_is_unreadable_stops_no_other_and_can_be_deleted(
      "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1", "64:ff9b:1::1", "2002:7f00:1::", "2001::1",
      "2001:db8::1", "168.63.129.16", "2001:20::1", "3fff::1", "4000::1", "5f00::1", "100::1", "1::1"],
 )  # fmt: skip
-def test_private_addresses_are_none_of_its_business(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_addresses_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_public(ipaddress.ip_address(address))
     monkeypatch.setattr(socket, "getaddrinfo", resolver("93.184.216.34", address))
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("it was called"))

@@ -86,7 +86,7 @@ def resolve(url: SplitResult, *, allow_private: bool) -> list[str]:
     try:
         answers = socket.getaddrinfo(url.hostname, _port(url), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise Validation(f"the host {url.hostname[:200]} has no address", hint="look for a typing error") from None
+        raise Validation(f"the host {url.hostname[:200]} has no address", hint="check the spelling") from None
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in answers))
     private = [address for address in addresses if not is_public(ipaddress.ip_address(address.partition("%")[0]))]
     if private and not allow_private:

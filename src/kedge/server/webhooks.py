@@ -47,7 +47,7 @@ class Webhook:
     url: str
     namespace: str
     events: tuple[str, ...]
-    after: int  # events of the log up to this one are none of its business
+    after: int  # events of the log up to this one are not sent
     secret: str  # "" if it cannot be read
     checkpoint: Checkpoint
 
@@ -231,7 +231,7 @@ class Notifier:
         self._next_s[namespace] = time.monotonic() + _POSITION_S
 
     def _send(self, webhooks: Webhooks, own: list[Webhook], record: dict[str, Any]) -> bool:
-        """Send what is due; whether anything changed. One failure is enough for one receiver at once."""
+        """Send what is due; whether anything changed. After one failure, the receiver's others wait."""
         known = {hook.id: hook for hook in own}
         left, failing, now, is_changed = [], set(), time.time(), False
         for entry in record["pending"]:

@@ -65,5 +65,5 @@ async def make(
 def _plan(store: CheckpointManager, key: str, step: str, new_key: str, arguments: str) -> ForkPlan:
     given = states.parse_value(arguments) if arguments.strip() else {}
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-        raise Validation("the arguments are no JSON object", hint='such as {"rate": 0.1}')
+        raise Validation("the arguments must be a JSON object", hint='such as {"rate": 0.1}')
     return plan_fork(store, key, step, new_key=new_key.strip() or None, arguments=given)

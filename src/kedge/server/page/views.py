@@ -48,7 +48,7 @@ async def save_view(
     root = request.scope.get("root_path", "")
     place = address.removeprefix(root)
     if _ADDRESS.fullmatch(place) is None:
-        raise Validation("the address is none of this page", hint="open the view, then save it")
+        raise Validation("this is not an address of this page", hint="open the view, then save it")
 
     def save() -> None:
         known = views_of(access)
