@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kedge.errors import Conflict, IdempotencyConflict, NotFound, Validation
+from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, LeaseLost, NotFound, Validation
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus
 from kedge.ports import (
     Chunk,
@@ -90,7 +90,12 @@ class SqlWrites(SqlTransaction):
             return first  # also to somebody who has lost the lease since: it was saved when they had it
         if (landed := self._taken(new, job)) is not None:
             return landed
-        ends_lease = self._check_lease(new, job.lease if job else None)
+        try:
+            ends_lease = self._check_lease(new, job.lease if job else None)
+        except (LeaseHeld, LeaseLost):
+            if (landed := self.landed(new)) is None:
+                raise
+            return landed  # its own `then`, or somebody else, has ended the lease since
         if new.key_id or job is None or not job.last_seq:
             self._check_key(new)
         self._check_references(new)

@@ -41,12 +41,13 @@ class Index(Catalogue, Protocol):
         """Insert all of `records` or none, durably, in one transaction, and append their events.
 
         In that transaction: allocate each `seq` (I4); check leases (I5): a record whose job is leased needs the
-        current token, else LeaseHeld / LeaseLost; check that reused chunks exist, else ChunksGone; a known
-        idempotency key with the same request digest answers the first checkpoint instead of inserting, with
-        another digest it is IdempotencyConflict, unless it is the key of the checkpoint in `takes_key_from`: that one
-        loses it to this record; an unknown parent is NotFound, unless `seq` is given: what is copied or rebuilt may
-        come without its ancestors; a used ID is IdTaken; a `key_id` that is not the current one is KeysChanged; the
-        first save of a job without a `key_id` in an encrypted store is a Conflict (I10).
+        current token, else LeaseHeld / LeaseLost, unless this very record landed before: it is answered, or IdTaken;
+        check that reused chunks exist, else ChunksGone; a known idempotency key with the same request digest answers
+        the first checkpoint instead of inserting, with another digest it is IdempotencyConflict, unless it is the key
+        of the checkpoint in `takes_key_from`: that one loses it to this record; an unknown parent is NotFound, unless
+        `seq` is given: what is copied or rebuilt may come without its ancestors; a used ID is IdTaken; a `key_id` that
+        is not the current one is KeysChanged; the first save of a job without a `key_id` in an encrypted store is a
+        Conflict (I10).
         What `then` says is done in the same transaction, and refused by nothing.
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.

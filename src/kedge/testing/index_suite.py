@@ -11,9 +11,21 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, LeaseLost, NotFound
+from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, LeaseHeld, LeaseLost, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, Selection, Then, Update, digest_of
+from kedge.ports import (
+    Chunk,
+    ChunksGone,
+    Encoding,
+    IdTaken,
+    Index,
+    NewCheckpoint,
+    Seen,
+    Selection,
+    Then,
+    Update,
+    digest_of,
+)
 
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, record, references, save, with_chunks
@@ -377,3 +389,29 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
             ("save", last.id), ("delete", entry.id), ("release", None),
         ]  # fmt: skip
         assert index.audit().broken_at is None
+
+    def test_a_save_that_landed_is_answered_although_its_lease_has_ended_since(self, index: Index) -> None:
+        """The answer to its commit was lost: whoever saves it again is told that it is there (I9)."""
+
+        def again(new: NewCheckpoint) -> Checkpoint:
+            try:
+                return save(index, new)[0]
+            except IdTaken:
+                assert self.seals  # in another envelope: who saves it looks whether it is the same
+                return index.get(new.id)
+
+        entry = save(index, record("queue"))[0]
+        lease = index.acquire_lease("job", "me", 60)
+        middle = record(lease_token=lease.token)
+        last = record(lease_token=lease.token, then=Then(delete=(entry.id,), releases_lease=True))
+        plain = record("plain")
+        saved = [save(index, new)[0] for new in (middle, last, plain)]
+        index.acquire_lease("plain", "somebody else", 60)
+        events = index.events()
+        assert [again(new) for new in (middle, last, plain)] == saved
+        for another in (record(lease_token=lease.token), replace(last, id=record().id)):
+            with pytest.raises(LeaseLost):
+                save(index, another)
+        with pytest.raises(LeaseHeld):
+            save(index, record("plain"))
+        assert index.events() == events

@@ -15,6 +15,7 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Conflict, Retry, StepTimeout, Validation
+from kedge.index.sqlite.file import SqliteFile
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import explain, find_run, find_runs
 from tests.pipeline_work import LocalErrors, Unpicklable, die, fail_unpicklably, hang, own_pid
@@ -49,6 +50,28 @@ def test_a_finished_step_returns_its_result_and_does_not_run(store: CheckpointMa
     assert work.calls == 1
     assert find_run(store, "nightly").sessions == 3
     assert find_run(store, "nightly").status == "completed"
+
+
+@pytest.mark.parametrize("key", [None, "0b" * 32])
+def test_a_run_whose_last_answer_was_lost_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """Its last save gave the lease back, durably: when it is saved once more, nobody has lost anything."""
+    confirm, lost = SqliteFile._confirm, list[str]()
+
+    def fail_once(file: SqliteFile) -> None:
+        confirm(file)
+        if lost:
+            raise kedge.StorageError(lost.pop(), hint="")
+
+    monkeypatch.setattr(SqliteFile, "_confirm", fail_once)
+    with kedge.open(tmp_path / "store", key=key) as store:
+        with kedge.run("r", store=store) as run:
+            run.step("work", abs, -1)
+            lost.append("the answer to the commit")
+        assert not lost
+        assert find_run(store, "r").status == "completed"
+        assert [each.step for each in store.list("r")].count("run completed") == 1
 
 
 def test_a_failed_run_goes_on_where_it_failed(store: CheckpointManager) -> None:
