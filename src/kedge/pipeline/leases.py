@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from kedge.errors import LeaseLost, StorageError
 from kedge.manager import CheckpointManager
 from kedge.model import Lease
 from kedge.store.lease import default_holder
@@ -60,10 +59,8 @@ class Leases:
                 leases = [lease for lease, at in self._held.items() if at <= due]
             for lease in leases:
                 renewed_at = time.monotonic()
-                try:
+                with suppress(Exception):  # somebody took it over; or the store cannot be reached just now, or refuses
                     self._store.renew_lease(lease)
-                except (LeaseLost, StorageError):
-                    continue  # somebody took it over; or the store cannot be reached just now
-                with self._lock:
-                    if lease in self._held:
-                        self._held[lease] = renewed_at
+                    with self._lock:
+                        if lease in self._held:
+                            self._held[lease] = renewed_at

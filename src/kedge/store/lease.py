@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kedge.blobs.shelter import give_up_if_abandoned, run
-from kedge.errors import LeaseLost, StorageError, Validation
+from kedge.errors import CheckpointError, LeaseLost, Validation
 from kedge.model import Lease
 from kedge.ports import Catalogue
 
@@ -87,7 +87,7 @@ def _renew(
             leases.renew_lease(lease)
         except LeaseLost:
             return
-        except StorageError:
+        except (CheckpointError, MemoryError):
             continue  # busy or unreachable just now; the index refuses our writes if it lasts too long
 
 

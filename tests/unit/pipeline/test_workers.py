@@ -12,12 +12,13 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Retry
-from kedge.errors import NoSpace, OutcomeUnknown, StorageError, Unavailable
-from kedge.model import RunStatus
+from kedge.errors import NoSpace, OutcomeUnknown, StorageError, Unauthorized, Unavailable
+from kedge.model import Lease, RunStatus
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import DEAD, DELAYED, READY, RUNNING, new_entry
 from kedge.pipeline.heartbeat import Heartbeat
 from kedge.pipeline.history import find_run
+from kedge.pipeline.leases import Leases
 from kedge.pipeline.session import Session
 from tests.unit.pipeline.test_queues import POSTGRES, serve
 from tests.waiting import Clock, wait_for
@@ -272,3 +273,22 @@ def test_a_notice_that_nobody_can_read_fails_no_run(
         with suppress(BrokenPipeError):
             stderr.close()
     assert (handle.status, done.result(0)) == ("paused", 1)
+
+
+@pytest.mark.parametrize("error", [Unauthorized("the token has expired"), MemoryError()])
+def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    tried, renewed = list[str](), list[str]()
+
+    def renew(lease: Lease) -> None:
+        tried.append(lease.job)
+        if lease.job == "refused" and tried.count("refused") < 3:
+            raise error
+        renewed.append(lease.job)
+
+    with kedge.open(tmp_path / "store") as store:
+        monkeypatch.setattr(store, "renew_lease", renew)
+        leases = Leases(store, 0.03)
+        with leases.hold("refused"), leases.hold("other"), leases.renewed():
+            wait_for(lambda: {"refused", "other"} <= set(renewed), "the thread has ended")
