@@ -118,45 +118,51 @@ class GroupCommit:
             if self._called is not None:
                 self._called.release()
                 return
-            self._called = called = threading.Lock()
-            called.acquire()
+            self._called = called = threading.Lock()  # who gets it has the lead
         try:
             threading.Thread(target=_serve, args=(weakref.ref(self), called), name="kedge-commit", daemon=True).start()
-        except RuntimeError:  # the system gives no more threads, or the program ends
-            self._called = None
-            self.serve_queue()
+        except BaseException as failure:
+            if called.acquire(blocking=False):  # else it has begun, and somebody interrupted who waited for that
+                self._called = None
+                self.serve_queue()
+            if not isinstance(failure, RuntimeError | MemoryError):  # no more threads, or the program ends
+                raise
 
     def serve_queue(self) -> None:
         """With the lead: until nobody waits."""
         while True:
-            if self._crowd > 1 and self._gather_s:
-                self._gather()
-            batch: list[Waiting[Any]] = []
-            while self._queue:
-                batch.append(self._queue.popleft())
-            if batch:
-                self._serve_batch(batch)
-            if not self._queue and not (batch and self._crowd > 1 and self._gather_s):
+            has_served = self._serve_batch()
+            if not self._queue and not (has_served and self._crowd > 1 and self._gather_s):
                 self._lead.release()
                 if not self._queue or not self._lead.acquire(blocking=False):
                     return
 
-    def _serve_batch(self, batch: Sequence[Waiting[Any]]) -> None:
+    def _serve_batch(self) -> bool:
+        """Whether anybody waited."""
+        batch: list[Waiting[Any]] = []
         try:
-            self._commit(batch)
+            if self._crowd > 1 and self._gather_s:
+                self._gather()
+            while self._queue:
+                batch.append(self._queue.popleft())
+            if batch:
+                self._commit(batch)
         except BaseException as failure:  # noqa: BLE001 - raised where the operations came from
+            self._crowd = 0  # nobody is gathered before the next one
             for waiting in batch:
                 waiting.error = waiting.error or failure
         for waiting in batch:
             assert waiting.wake is not None
             waiting.wake.release()
+        return bool(batch)
 
     def is_called(self, called: threading.Lock) -> bool:
         """Asked by the thread when it has had nothing to do: whether it has now. If not, it is no more."""
         with self._calling:
             if called.acquire(blocking=False):
                 return True
-            self._called = None
+            if self._called is called:
+                self._called = None
             return False
 
     def _gather(self) -> None:
@@ -167,17 +173,13 @@ class GroupCommit:
 
 def _serve(reference: weakref.ref[GroupCommit], called: threading.Lock) -> None:
     """The thread. While it has nothing to do it keeps nothing alive."""
-    is_called = True
-    while is_called:
+    while True:
+        is_called = called.acquire(timeout=_IDLE_S)
         group = reference()
-        if group is None:
+        if group is None or not (is_called or group.is_called(called)):
             return
         group.serve_queue()
         del group
-        is_called = called.acquire(timeout=_IDLE_S)
-        if not is_called and (group := reference()) is not None:
-            is_called = group.is_called(called)
-            del group
 
 
 def one_by_one(index: Index, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:

@@ -114,18 +114,53 @@ def test_several_of_one_caller_wait_too(group: GroupCommit, batches: Batches, po
     assert isinstance(error, ValueError)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
 def test_where_there_is_no_thread_who_commits_runs_the_others_too(
-    group: GroupCommit, batches: Batches, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    group: GroupCommit, batches: Batches, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     futures = begin(pool, group, batches, [number(0), number(1), number(2)])
 
     def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error
 
     monkeypatch.setattr(threading.Thread, "start", fail)
     batches.may_go_on.set()
     assert [future.result(WAIT_S) for future in futures] == [0, 1, 2]
     assert all(name.startswith("saver") for name in batches.threads)
+    assert group.run(number(3)) == 3
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_who_is_interrupted_while_the_thread_begins_leaves_nobody_waiting(
+    group: GroupCommit, batches: Batches, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    start = threading.Thread.start
+    futures = begin(pool, group, batches, [number(0), number(1), number(2)])
+
+    def interrupted(thread: threading.Thread) -> None:
+        if has_begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    batches.may_go_on.set()
+    assert isinstance(futures[0].exception(WAIT_S), KeyboardInterrupt)
+    assert [future.result(WAIT_S) for future in futures[1:]] == [1, 2]
+    assert batches.sizes == [1, 2]
+    assert group.run(number(3)) == 3
+
+
+def test_a_thread_that_fails_outside_a_batch_leaves_nobody_waiting(
+    batches: Batches, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: GroupCommit) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(GroupCommit, "_gather", fail)
+    group = GroupCommit(batches.run, gather_s=WAIT_S)
+    futures = begin(pool, group, batches, [number(0), number(1), number(2)])
+    batches.may_go_on.set()
+    assert [future.result(WAIT_S) for future in futures] == [0, 1, 2]
     assert group.run(number(3)) == 3
 
 
