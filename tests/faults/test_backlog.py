@@ -190,3 +190,18 @@ def test_copying_begins_again_after_an_error(tmp_path: Path, monkeypatch: pytest
         wait_for(lambda: backlog._timer is None, "it goes on")
         store.save("job", "step", 2)
         wait_for(lambda: is_all_copied(store), "nobody copies what was saved")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_save_needs_no_thread_for_copying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise error
+
+    with kedge.open(tmp_path / "store") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Timer, "start", fail)
+            store.save("job", "first", 1)
+        monkeypatch.setattr(backlogs, "AFTER_S", 0.01)
+        store.save("job", "second", 2)
+        wait_for(lambda: is_all_copied(store), "nobody copies what was saved")
+        assert [store.load(each.id) for each in store.list("job")] == [1, 2]

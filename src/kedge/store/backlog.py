@@ -61,9 +61,11 @@ class Backlog:
         if self._timer is None:
             with self._lock:
                 if self._timer is None and not self._closing.is_set():
-                    self._timer = threading.Timer(AFTER_S, self._copy_slowly)
-                    self._timer.daemon = True
-                    self._timer.start()
+                    timer = threading.Timer(AFTER_S, self._copy_slowly)
+                    timer.daemon = True
+                    with suppress(RuntimeError, MemoryError):  # no more threads: the next save tries, close and gc copy
+                        timer.start()
+                        self._timer = timer
 
     def close(self) -> None:
         """Copy what this process has saved, if that is soon done: a failure costs nothing that was acknowledged."""
