@@ -9,10 +9,12 @@ import ipaddress
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -241,6 +243,56 @@ def test_a_crash_between_finding_and_sending_loses_nothing(
     with notifier_of(managed, store) as third:
         third.look()
     assert receiver.types == [("run.failed", "bad")]
+
+
+def test_a_slow_receiver_holds_back_others_for_one_look(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, called = [0.0], list[str]()
+
+    def post_slowly(_: Webhooks, webhook: webhooks.Webhook, __: Message) -> str:
+        clock[0] += webhooks._SEND_S * 0.6
+        called.append(webhook.id)
+        return ""
+
+    slow = managed.create(store, receiver.url, ["failed"])
+    for key in "abc":
+        fail(store, key)
+    other = managed.create(store, receiver.url, ["failed"])
+    fail(store, "d")
+    monkeypatch.setattr(Webhooks, "post", post_slowly)
+    fake = SimpleNamespace(monotonic=lambda: clock[0], time=time.time, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(webhooks, "time", fake)
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+        assert called == [slow.id] * 2
+        notifier.look()
+        assert called == [slow.id, slow.id, other.id, slow.id]
+
+
+def test_a_kill_sends_few_again(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_UNSAVED", 2)
+    managed.create(store, receiver.url, ["failed"])
+    for key in "abcd":
+        fail(store, key)
+    post_one = Webhooks.post
+
+    def post_three(self: Webhooks, webhook: webhooks.Webhook, message: Message) -> str:
+        if len(receiver.got) == 3:
+            raise KeyboardInterrupt
+        return post_one(self, webhook, message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Webhooks, "post", post_three)
+        first = Notifier(lambda: managed, lambda _: store)
+        with pytest.raises(KeyboardInterrupt):
+            first.look()
+        first.close()
+    with notifier_of(managed, store) as second:
+        second.look()
+    assert [run for _, run in receiver.types] == ["a", "b", "c", "c", "d"]
 
 
 def test_a_deleted_webhook_sends_nothing_more(

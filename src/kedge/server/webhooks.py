@@ -31,6 +31,8 @@ _MOST = 50  # webhooks of a namespace
 _LOOK_S = 5.0  # for webhooks, and for changes where there are some
 _PAGE, _PAGES = 500, 20  # events that are read at once, and how often in one look
 _PENDING, _RECENT = 1000, 20  # messages that are kept
+_SEND_S = 30.0  # for the messages of a namespace in one look
+_UNSAVED = 10  # messages that may be sent again after a crash
 _POSITION_S = 60.0  # how often the position alone is saved
 _RETRIES_S = (5, 30, 120, 600, 3600, 3 * 3600, 12 * 3600)
 _LEASE_S = 30.0
@@ -150,6 +152,7 @@ class Notifier:
         self._held: dict[str, tuple[AbstractContextManager[Lease], Lease]] = {}  # by namespace
         self._records: dict[str, dict[str, Any]] = {}
         self._next_s: dict[str, float] = {}  # when to save a position alone (monotonic)
+        self._called_s: dict[str, float] = {}  # when a webhook was called last (monotonic)
         self._stop, self._woken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -223,36 +226,44 @@ class Notifier:
         record["known"] = [*record["known"], *(entry["id"] for entry in messages)][-_PENDING:]
         if messages or (has_moved and time.monotonic() >= self._next_s.get(namespace, 0.0)):
             self._save(webhooks, namespace)  # before they are sent: a crash loses none
-        if self._send(webhooks, own, record):
-            self._save(webhooks, namespace)
+        self._send(webhooks, namespace, own)
 
     def _save(self, webhooks: Webhooks, namespace: str) -> None:
         webhooks.save_record(namespace, self._records[namespace], self._held[namespace][1])
         self._next_s[namespace] = time.monotonic() + _POSITION_S
 
-    def _send(self, webhooks: Webhooks, own: list[Webhook], record: dict[str, Any]) -> bool:
-        """Send what is due; whether anything changed. After one failure, the receiver's others wait."""
-        known = {hook.id: hook for hook in own}
-        left, failing, now, is_changed = [], set(), time.time(), False
-        for entry in record["pending"]:
-            webhook = known.get(entry["webhook"])
-            is_due = webhook is not None and webhook.id not in failing and entry["next"] <= now
-            if webhook is None or not is_due or self._stop.is_set():
-                left += [entry] if webhook is not None else []
-                is_changed |= webhook is None
+    def _send(self, webhooks: Webhooks, namespace: str, own: list[Webhook]) -> None:
+        """Send what is due, for a limited time, the receiver first that was called longest ago.
+
+        After one failure, the receiver's other messages wait for the next look.
+        """
+        record, known, failing = self._records[namespace], {hook.id: hook for hook in own}, set()
+        pending = {entry["id"]: entry for entry in record["pending"] if entry["webhook"] in known}
+        unsaved, now, end_s = len(record["pending"]) - len(pending), time.time(), time.monotonic() + _SEND_S
+        due = [entry for entry in pending.values() if entry["next"] <= now]
+        for entry in sorted(due, key=lambda entry: self._called_s.get(entry["webhook"], 0.0)):
+            if self._stop.is_set() or time.monotonic() >= end_s:
+                break
+            if entry["webhook"] in failing:
                 continue
-            problem = webhooks.post(webhook, Message(entry["id"], entry["body"].encode()))
-            is_changed = True
+            problem = webhooks.post(known[entry["webhook"]], Message(entry["id"], entry["body"].encode()))
+            self._called_s[entry["webhook"]] = time.monotonic()
             entry = {**entry, "attempts": entry["attempts"] + 1, "problem": problem}
             if problem:
-                failing.add(webhook.id)
+                failing.add(entry["webhook"])
             if problem and entry["attempts"] <= len(_RETRIES_S):
-                left.append({**entry, "next": time.time() + _RETRIES_S[entry["attempts"] - 1]})
-                continue
-            sent = {name: entry[name] for name in ("webhook", "id", "type", "run", "attempts", "problem")}
-            record["recent"] = [*record["recent"], {**sent, "at": _now()}][-_RECENT:]
-        record["pending"] = left
-        return is_changed
+                pending[entry["id"]] = {**entry, "next": time.time() + _RETRIES_S[entry["attempts"] - 1]}
+            else:
+                del pending[entry["id"]]
+                sent = {name: entry[name] for name in ("webhook", "id", "type", "run", "attempts", "problem")}
+                record["recent"] = [*record["recent"], {**sent, "at": _now()}][-_RECENT:]
+            record["pending"], unsaved = list(pending.values()), unsaved + 1
+            if unsaved >= _UNSAVED:
+                self._save(webhooks, namespace)
+                unsaved = 0
+        record["pending"] = list(pending.values())
+        if unsaved:
+            self._save(webhooks, namespace)
 
 
 def _messages(
