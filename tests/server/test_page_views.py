@@ -75,6 +75,24 @@ def test_spending_reads_each_record_once(store: kedge.CheckpointManager, monkeyp
     assert [known.look(store)["total"].paid for _ in range(2)][-1] == 4
 
 
+def test_spending_remembers_only_so_much(store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are chosen by writers: what is too much is summed, and no dollar is lost."""
+    for name, value in {"_SHOWN": 2, "_KEPT": 4, "_MINUTES": 4}.items():
+        monkeypatch.setattr(spending, name, value)
+    known = Spending()
+    for n in range(30):
+        store.save(CALLS, "call", None, metadata={"model": f"m{n}", "run": f"r{n}", "paid": 1, "spent": str(n)})
+    look = known.look(store, "year")
+    assert look["total"].spent == sum(range(30))
+    assert look["highest"] == "$435.00"
+    assert look["has_others"]
+    for names, others in (("by_model", "other_models"), ("by_run", "other_runs")):
+        assert list(look[names]) == [names[3] + "29", names[3] + "28"]
+        assert look[others].spent == sum(range(28))
+        assert look[others].paid == 28
+    assert max(len(known.models.bills), len(known.runs.bills), len(known.minutes)) <= 4
+
+
 def test_metadata_and_tags_are_compared() -> None:
     old: dict[str, Any] = {"loss": 0.5, "same": 1, "gone": "x", "nested": {"a": 1}}
     new: dict[str, Any] = {"loss": 0.25, "same": 1, "new": None, "nested": {"a": 2}}
