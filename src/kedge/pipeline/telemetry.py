@@ -30,9 +30,9 @@ _LLM = "gen_ai."  # as OpenTelemetry calls what is said of LLM calls
 
 def span(name: str, attributes: Facts | None = None) -> AbstractContextManager[Any]:
     """A span around a block. An exception that leaves the block is recorded with it."""
-    if (trace := sys.modules.get("opentelemetry.trace")) is None:
+    if (get_tracer := _said_by("trace", "get_tracer")) is None:
         return _OFF
-    return trace.get_tracer("kedge", __version__).start_as_current_span(name, attributes=attributes)  # type: ignore[no-any-return]
+    return get_tracer("kedge", __version__).start_as_current_span(name, attributes=attributes)  # type: ignore[no-any-return]
 
 
 def step_span(session: Session, path: Path, attempt: int) -> AbstractContextManager[Any]:
@@ -81,9 +81,9 @@ def count_llm_call(charge: Charge) -> None:
     """Of a call that was paid, or answered from the cache."""
     tokens = {} if charge.tokens is None else {"input": charge.tokens.input, "output": charge.tokens.output}
     facts: dict[str, str | bool] = {f"{_LLM}request.model": charge.model, "kedge.llm.cached": charge.is_saved}
-    if (trace := sys.modules.get("opentelemetry.trace")) is not None:
+    if (get_current_span := _said_by("trace", "get_current_span")) is not None:
         used = {f"{_LLM}usage.{kind}_tokens": count for kind, count in tokens.items()}
-        current = trace.get_current_span()
+        current = get_current_span()
         if current.is_recording():
             current.set_attributes({**facts, **used})
     if (instruments := _instruments_here()) is not None:
@@ -118,8 +118,13 @@ class _Measured(Watcher):
 
 
 def _instruments_here() -> Mapping[str, Any] | None:
-    metrics = sys.modules.get("opentelemetry.metrics")
-    return None if metrics is None else _instruments(metrics.get_meter_provider())
+    get_meter_provider = _said_by("metrics", "get_meter_provider")
+    return None if get_meter_provider is None else _instruments(get_meter_provider())
+
+
+def _said_by(module: str, name: str) -> Any:
+    """None where nobody has imported the module, or where another thread is at it and has not come that far."""
+    return getattr(sys.modules.get(f"opentelemetry.{module}"), name, None)
 
 
 @cache

@@ -105,3 +105,12 @@ def test_runs_steps_items_and_llm_calls_are_spans_and_metrics(tmp_path: Path) ->
 def test_nothing_is_imported_where_it_is_off(tmp_path: Path) -> None:
     printed = run_program(tmp_path, WORK, """print([name for name in sys.modules if "opentelemetry" in name])""")
     assert printed.strip() == "[]"
+
+
+def test_what_another_thread_is_just_importing_is_not_there_yet(tmp_path: Path) -> None:
+    half = """
+    import sys, types
+    for name in ("opentelemetry.trace", "opentelemetry.metrics"):
+        sys.modules[name] = types.ModuleType(name)
+    """
+    assert run_program(tmp_path, half, WORK, "print('ended')") == "ended\n"
