@@ -26,11 +26,15 @@ from kedge.client import AsyncClient, Client
 from kedge.client.calls import Endpoint, Endpoints
 from kedge.client.care import HttpCare
 from kedge.client.store import HttpStore
+from kedge.codec import encode
+from kedge.errors import Unavailable
 from kedge.model import Lease
+from kedge.ports import Then
 from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.store import Store
 from kedge.store.local import LocalStore
+from kedge.store.request import Request
 from tests.server.conftest import listening
 
 
@@ -185,6 +189,25 @@ def test_pipelines_and_workflows_over_http(url: str, store: kedge.CheckpointMana
         workflows.create_checkpoint(execution, "ask", "agent", approval_required=True)
         assert workflows.approve_checkpoint(execution, "ask", True)
     assert Workflows(store).get_execution_status(execution)["state"] == "running"
+
+
+def test_a_run_is_completed_whatever_becomes_of_what_is_done_behind_its_last_save(
+    remote: kedge.CheckpointManager, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fail(*args: object, **_options: object) -> None:
+        asked.append(type(args[0]).__name__)
+        raise Unavailable("the service is away")
+
+    for name in ("delete", "release_lease"):
+        monkeypatch.setattr(remote.store, name, fail)
+    lease = remote.take_lease("job", "me", 60)
+    entry = remote.save("queue", "entry", 1)
+    then = Then(delete=(entry,), releases_lease=True)
+    saved = remote.store.save(Request("job", "end", lease=lease, then=then), encode(1), actor="me")
+    assert asked == ["tuple", "Lease"]
+    assert [each.id for each in store.list("job")] == [saved.id]
 
 
 def test_the_command_line_over_http(url: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from typing import TypeVar
@@ -62,12 +63,17 @@ class HttpStore(Loading):
         raise Conflict(f"job {request.job}: the service kept losing chunks that this save needs", hint="save it again")
 
     def _and_then(self, request: Request, saved: Checkpoint, actor: str) -> Checkpoint:
-        """What a save does besides, one after the other: the service has no such request."""
+        """What a save does besides, one after the other: the service has no such request.
+
+        The save is durable, whatever becomes of the rest: a lease runs out; who finds the entry finds its run ended.
+        """
         if request.then is not None:
-            if request.then.delete:
-                self.delete(request.then.delete, even_pinned=True, actor=actor)
-            if request.then.releases_lease and request.lease is not None:
-                self.release_lease(request.lease)
+            with suppress(CheckpointError):
+                if request.then.delete:
+                    self.delete(request.then.delete, even_pinned=True, actor=actor)
+            with suppress(CheckpointError):
+                if request.then.releases_lease and request.lease is not None:
+                    self.release_lease(request.lease)
         return saved
 
     def _save_once(self, request: Request, encoded: Encoded | PartedTree, distrusted: frozenset[bytes]) -> Checkpoint:

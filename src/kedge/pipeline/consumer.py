@@ -2,7 +2,8 @@
 
 take        the lease of the run; whoever has it has the entry. Then the entry is looked at again, and marked running
 carry out   as any run: a worker that was suspended, and whose run was taken over, is refused at its next write (I5)
-end         the end of the run is durable, then the entry is deleted; in between, another worker finds the run ended
+end         the end of the run is durable, and the entry goes in the same transaction. That of a group, or over HTTP,
+            goes afterwards; in between, another worker finds the run ended
 take over   an entry that is marked running, and whose run has no lease: its worker died. One that kills its workers
             again and again is given up (dead), with its history in the run
 """

@@ -97,7 +97,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Then:
-    """What a save does besides, in its transaction: all of it is durable, or nothing."""
+    """What a save does besides, in its transaction: all of it is durable, or nothing.
+
+    Over HTTP it is done behind the save, if it can be: it may be nothing without which the save means something else.
+    """
 
     delete: Sequence[CheckpointId] = ()  # also pinned ones; those that are gone are ignored
     releases_lease: bool = False  # the one it is saved under
