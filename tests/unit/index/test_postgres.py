@@ -529,6 +529,27 @@ def test_crashes_of_the_server_lose_and_double_nothing(postgres: Cluster, url: s
 # migrations
 
 
+def test_a_connection_that_fails_when_it_is_made_is_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psycopg
+
+    from kedge.index.postgres.server import Server
+
+    made: list[psycopg.Connection[Any]] = []
+
+    def fail(connection: psycopg.Connection[Any], *_args: object, **_options: object) -> None:
+        made.append(connection)
+        raise psycopg.errors.QueryCanceled("statement timeout")
+
+    server = Server(url)
+    with monkeypatch.context() as broken:
+        broken.setattr(psycopg.Connection, "execute", fail)
+        with pytest.raises(kedge.StorageError):
+            server.migrate()
+    assert made
+    assert all(connection.closed for connection in made)
+    server.close()
+
+
 def test_a_newer_store_is_refused(url: str) -> None:
     from kedge.index.postgres.server import Server
 

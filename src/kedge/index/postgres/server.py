@@ -268,10 +268,14 @@ def _connect(url: str) -> Connection:
     connection = psycopg.connect(
         url, autocommit=True, prepare_threshold=None, connect_timeout=10, keepalives_idle=30, tcp_user_timeout=30_000
     )
-    row = connection.execute("SELECT pg_backend_pid()").fetchone()
-    if row is not None and row[0] == connection.info.backend_pid:  # a pooler answers for another process than its own
-        connection.execute("SET plan_cache_mode = force_custom_plan")  # plans last while tables grow
-        _unpooled.add(connection)
+    try:
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if row is not None and row[0] == connection.info.backend_pid:  # a pooler answers for another process
+            connection.execute("SET plan_cache_mode = force_custom_plan")  # plans last while tables grow
+            _unpooled.add(connection)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
