@@ -110,9 +110,9 @@ def write_and_die(write):
 if STAGE == "written":
     rootfs._unmounted = die
 elif STAGE == "unmounted":
-    rootfs._exchange = die
+    rootfs.exchange = die
 elif STAGE == "exchanged":
-    rootfs._exchange = dies_after(rootfs._exchange)
+    rootfs.exchange = dies_after(rootfs.exchange)
 elif STAGE == "mounted":
     create.RuncTarget.run = die
 elif STAGE == "restoring":

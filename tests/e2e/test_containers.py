@@ -194,7 +194,7 @@ from kedge.containers.bundle import ContainerTarget
 from kedge.containers.restore import restore_newest
 from kedge.errors import Conflict
 
-tool, exchange, exchanged = rootfs._mount_tool, rootfs._exchange, []
+tool, exchange, exchanged = rootfs._mount_tool, rootfs.exchange, []
 
 def refuse(command, *rest):
     if command == "mount":
@@ -205,7 +205,7 @@ def once(*paths):
     if not (exchanged and sys.argv[1]):
         exchanged.append(exchange(*paths))
 
-rootfs._mount_tool, rootfs._exchange = refuse, once
+rootfs._mount_tool, rootfs.exchange = refuse, once
 with CheckpointManager(namespace="containers") as manager:
     restore_newest(manager, "container", "k", ContainerTarget.of)
 """
