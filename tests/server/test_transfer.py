@@ -25,12 +25,15 @@ from kedge.llm.keys import Request
 from kedge.ports import digest_of
 from kedge.server import create_app
 from kedge.server.limits import Limits
+from kedge.store import Stored
 from kedge.store.chunk_writer import ChunkWriter
 from kedge.store.manifest import Manifest, Span, pack_manifest, pack_root
 from kedge.store.received import MAX_CHUNK_BYTES
+from kedge.store.request import request_again
 from kedge.store.wire import SAVE_TYPE, framed, length, split_digests
 from tests.parts import library, require
 from tests.server.conftest import client_of, listening
+from tests.torture.races import Background, gate_before
 from tests.waiting import wait_for
 
 SAVES = "/api/v1/jobs/j/checkpoints"
@@ -210,6 +213,55 @@ def test_chunks_that_were_lost_are_sent_again(
     assert (store.load(saved)["w"] == state["w"]).all()
 
 
+@pytest.mark.parametrize("store", ["encrypted"], indirect=True)
+def test_a_branch_while_keys_are_changed(
+    remote: kedge.CheckpointManager, store: kedge.CheckpointManager, place: Path
+) -> None:
+    """Its source is there all the time, under the names of one data key, then of two, then of the other."""
+    state = {"w": randoms(3 << 20)}
+    source = remote.save("j", "s", state)
+    with kedge.open(place, key=bytes(32)) as other, gate_before(store.store.index, "commit") as committing:
+        branching = Background(remote.resume_from, source, "before")
+        committing.wait_until_reached()
+        with gate_before(other.store.index, "reseal") as sealing:
+            changing = Background(other.rekey, rewrite=True)
+            sealing.wait_until_reached()
+            committing.open()
+            branches = [branching.result()[0].id, remote.resume_from(source, "during")[0].id]
+            sealing.open()
+            assert changing.result().unreadable == ()
+    branches.append(remote.resume_from(source, "after")[0].id)
+    store.gc()
+    for branch in branches:
+        assert (remote.load(branch)["w"] == state["w"]).all()
+    assert store.verify(deep=True).is_ok
+
+
+def branch_late(remote: kedge.CheckpointManager, stored: Stored) -> Any:
+    """What was read before is branched only now."""
+    return remote.store.branch(stored, request_again(stored[0], job="late", parent=None), actor="test")
+
+
+def test_a_branch_whose_source_is_deleted(remote: kedge.CheckpointManager, store: kedge.CheckpointManager) -> None:
+    stored = remote.store.read(remote.save("j", "s", randoms(3 << 20)))
+    store.delete("j", stored[0].id)
+    store.gc()
+    with pytest.raises(kedge.NotFound, match="deleted"):
+        branch_late(remote, stored)
+    assert store.list("late") == []
+
+
+def test_a_branch_whose_source_is_damaged_is_not_called_deleted(
+    remote: kedge.CheckpointManager, store: kedge.CheckpointManager, place: Path
+) -> None:
+    stored = remote.store.read(remote.save("j", "s", randoms(6 << 20)))
+    flip_a_bit(place)
+    assert store.verify(deep=True).corrupted == (stored[0].id,)
+    with pytest.raises(kedge.Corrupted):
+        branch_late(remote, stored)
+    assert store.list("late") == []
+
+
 def test_a_refusal_is_heard_while_a_state_is_sent(
     remote: kedge.CheckpointManager, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +301,14 @@ def pack_of(place: Path) -> Path:
     """The file that holds the only large state of a store."""
     [pack] = (place / "packs").rglob("*.pack")
     return pack
+
+
+def flip_a_bit(place: Path) -> None:
+    with pack_of(place).open("r+b") as file:
+        file.seek(5 << 20)
+        byte = file.read(1)[0]
+        file.seek(5 << 20)
+        file.write(bytes([byte ^ 1]))
 
 
 # What is not believed
@@ -340,12 +400,7 @@ def test_chunks_of_other_namespaces_do_not_exist(place: Path, make_token: Callab
 
 def test_a_chunk_that_is_damaged_is_told(remote: kedge.CheckpointManager, place: Path) -> None:
     saved = remote.save("j", "s", randoms(6 << 20))
-    pack = pack_of(place)
-    with pack.open("r+b") as file:
-        file.seek(5 << 20)
-        byte = file.read(1)[0]
-        file.seek(5 << 20)
-        file.write(bytes([byte ^ 1]))
+    flip_a_bit(place)
     with pytest.raises(kedge.Corrupted):
         remote.load(saved)
 

@@ -17,7 +17,18 @@ from kedge.chunks import INLINE_BYTES, RecallingSource
 from kedge.codec import Encoded
 from kedge.errors import CheckpointError, Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
-from kedge.ports import ALL, CheckpointIds, Checkpoints, Events, Jobs, Outcomes, Selection, Update, digest_of
+from kedge.ports import (
+    ALL,
+    CheckpointIds,
+    Checkpoints,
+    Events,
+    Jobs,
+    NewCheckpoint,
+    Outcomes,
+    Selection,
+    Update,
+    digest_of,
+)
 from kedge.store import Save, Stored, not_over_http
 from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
 from kedge.store.loading import Loading
@@ -54,13 +65,8 @@ class HttpStore(Loading):
     def save(self, request: Request, encoded: Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
         if isinstance(encoded, Received):
             raise not_over_http("handing on what another client sends")
-        distrusted: frozenset[bytes] = frozenset()
-        for _ in range(_MAX_ATTEMPTS):
-            try:
-                return self._and_then(request, self._save_once(request, encoded, distrusted), actor)
-            except SendAgain as again:
-                distrusted |= frozenset(again.digests)
-        raise Conflict(f"job {request.job}: the service kept losing chunks that this save needs", hint="save it again")
+        saved = _again(partial(self._save_once, request, encoded), f"job {request.job}")
+        return self._and_then(request, saved, actor)
 
     def _and_then(self, request: Request, saved: Checkpoint, actor: str) -> Checkpoint:
         """What a save does besides, one after the other: the service has no such request.
@@ -127,10 +133,20 @@ class HttpStore(Loading):
         return outcomes
 
     def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
-        packed = source[1] or self.read(source[0].id)[1]
+        checkpoint, packed = source if source[1] else self.read(source[0].id)
+        pack = partial(_as_it_is, packed, self._spilled(packed))
+
+        def send(distrusted: frozenset[bytes]) -> Checkpoint:
+            """Chunks that the service cannot reuse travel: keys are being changed, and they have other names now."""
+            outbox = Outbox(self.client, distrusted)
+            outbox.add_from(Exported(NewCheckpoint.of(checkpoint, packed), sorted(distrusted)), self.read_chunks)
+            return self._send(request, outbox, pack, distrusted)
+
         try:
-            return self._send(request, Outbox(self.client), partial(_as_it_is, packed, self._spilled(packed)))
-        except SendAgain:
+            return _again(send, f"job {request.job}")
+        except (Conflict, Corrupted):
+            if self.knows(checkpoint.id):
+                raise
             raise NotFound(
                 f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
             ) from None
@@ -344,16 +360,14 @@ class HttpStore(Loading):
             "status": str(record.status),
             "request_digest": record.request_digest.hex(),
         }
-        distrusted: frozenset[bytes] = frozenset()
-        for _ in range(_MAX_ATTEMPTS):
+
+        def send(distrusted: frozenset[bytes]) -> Checkpoint:
             outbox = Outbox(self.client, distrusted)
             outbox.add_from(exported, read)
             pack = partial(_as_it_is, record.manifest, exported.spilled)
-            try:
-                return self._send(request_of(record), outbox, pack, distrusted, copied)
-            except SendAgain as again:
-                distrusted |= frozenset(again.digests)
-        raise Conflict(f"the service kept losing chunks that {record.id} needs", hint="run it again")
+            return self._send(request_of(record), outbox, pack, distrusted, copied)
+
+        return _again(send, f"checkpoint {record.id}")
 
     # Life
 
@@ -365,6 +379,17 @@ class HttpStore(Loading):
 
     def close(self) -> None:
         self.client.close()
+
+
+def _again(send: Callable[[frozenset[bytes]], Checkpoint], what: str) -> Checkpoint:
+    """`send(distrusted)` until the service has all it needs: what it could not reuse is sent the next time."""
+    distrusted: frozenset[bytes] = frozenset()
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            return send(distrusted)
+        except SendAgain as again:
+            distrusted |= frozenset(again.digests)
+    raise Conflict(f"{what}: the service kept losing chunks that this save needs", hint="run it again")
 
 
 def _as_it_is(packed: bytes, spilled: bytes = b"") -> tuple[bytes, bytes]:
