@@ -8,10 +8,10 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from kedge.blobs.shelter import give_up_if_abandoned, run
-from kedge.errors import CheckpointError, LeaseLost, Validation
+from kedge.errors import LeaseLost, Validation
 from kedge.model import Lease
 from kedge.ports import Catalogue
 
@@ -80,15 +80,14 @@ def _renew(
     holding: weakref.ref[_Holding], leases: Catalogue, lease: Lease, stop: threading.Event, every_s: float
 ) -> None:
     while not stop.wait(every_s):
-        try:
-            if holding() is None:
-                leases.release_lease(lease)
+        with suppress(Exception):  # busy or unreachable just now; the index refuses our writes if it lasts too long
+            try:
+                if holding() is None:
+                    leases.release_lease(lease)
+                    return
+                leases.renew_lease(lease)
+            except LeaseLost:
                 return
-            leases.renew_lease(lease)
-        except LeaseLost:
-            return
-        except (CheckpointError, MemoryError):
-            continue  # busy or unreachable just now; the index refuses our writes if it lasts too long
 
 
 @contextmanager
