@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
+from kedge.errors import Conflict, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import LOG_LEVELS, CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.ports import Then
@@ -180,9 +180,10 @@ class Run:
                 error = Paused(session.signals.stopping)  # asyncio made a cancellation of it
             try:
                 if not isinstance(error, LeaseLost):  # else the run belongs to somebody else
-                    session.record(status, error=error)
-            except CheckpointError as failure:
+                    session.record_end(status, error)
+            except Exception as failure:
                 if error is None:
+                    say_what_follows(session, RunStatus.FAILED, failure)
                     raise
                 error.add_note(f"The end of run {self.key} could not be recorded: {failure}")
             if status is RunStatus.PAUSED:

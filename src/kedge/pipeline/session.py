@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, StepTimeout
+from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, LeaseLost, StepTimeout, StorageError
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 from kedge.ports import Then
@@ -318,6 +318,18 @@ class Session:
         self.signals.disarm()
         self._settle()
         self.failures.release(error)
+
+    def record_end(self, status: RunStatus, error: BaseException | None) -> None:
+        """The last status record. A run whose result cannot be saved has failed: that is recorded, and raised."""
+        try:
+            self.record(status, error=error)
+        except (LeaseLost, StorageError):
+            raise  # the run belongs to somebody else, or may be recorded as completed all the same
+        except Exception as failure:
+            if status is RunStatus.COMPLETED:
+                self.ended = (RunStatus.FAILED, failure)
+                self.record(RunStatus.FAILED, error=failure)
+            raise
 
     def _settle(self) -> None:
         """Write down, and show, what was saved by answers from the LLM cache."""

@@ -218,6 +218,27 @@ def test_a_pipeline_that_exits_has_failed(store: CheckpointManager, queue: kedge
     assert serve(store, exits) == ["exits is given up: SystemExit: 3"]
 
 
+def test_a_run_whose_result_cannot_be_saved_has_failed(store: CheckpointManager, queue: kedge.Queue) -> None:
+    calls: list[int] = []
+
+    @kedge.pipeline
+    def odd(number: int) -> object:
+        kedge.current_run().step("count", lambda: calls.append(number))
+        return object()
+
+    submitted, started = queue.submit(odd, 1, retries=1), kedge.start(odd, 2, store=store)
+    with pytest.raises(kedge.UnsupportedType):
+        started.result(60)
+    said = serve(store, odd)
+    assert said[-1].startswith(f"{submitted.key} is given up: UnsupportedType: ")
+    with pytest.raises(kedge.UnsupportedType):
+        submitted.result(0)
+    for handle in (submitted, started):
+        run = find_run(store, handle.key)
+        assert (run.status, run.error.partition(":")[0]) == (RunStatus.FAILED, "UnsupportedType")
+    assert sorted(calls) == [1, 2]
+
+
 def test_runs_at_work_elsewhere_do_not_hide_an_abandoned_one(store: CheckpointManager, queue: kedge.Queue) -> None:
     handles = [queue.submit(work, number) for number in range(3)]
     for entry in queue.entries():
