@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -308,6 +308,14 @@ def storage_errors(action: str, where: str | os.PathLike[str]) -> Iterator[None]
         if isinstance(error, CheckpointError):
             raise
         raise storage_error(action, os.fspath(where), error) from error
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The hint for a name that is not known, if one that is known is near enough to be meant; else ""."""
+    from difflib import get_close_matches  # not for every start
+
+    near = get_close_matches(word, list(known), n=1, cutoff=0.66)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def install_hint(extra: str) -> str:

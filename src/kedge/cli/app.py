@@ -112,11 +112,10 @@ class App(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from difflib import get_close_matches
+            from kedge.errors import did_you_mean
 
-            near = get_close_matches(args[0], NAMES, n=1, cutoff=0.5)
-            what = f"there is no command {args[0]!r}" + (f", did you mean {near[0]}?" if near else "")
-            raise click.UsageError(what, ctx) from error
+            near = did_you_mean(args[0], NAMES)
+            raise click.UsageError(f"there is no command {args[0]!r}" + (near and f", {near}"), ctx) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`kedge help CMD…` is `kedge CMD… --help`."""

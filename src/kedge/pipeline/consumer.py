@@ -20,16 +20,7 @@ from functools import partial
 from random import shuffle
 from typing import Any
 
-from kedge.errors import (
-    Cancelled,
-    Denied,
-    LeaseHeld,
-    LeaseLost,
-    NoSpace,
-    NotFound,
-    StorageError,
-    Unavailable,
-)
+from kedge.errors import Cancelled, Denied, LeaseHeld, LeaseLost, NoSpace, NotFound, StorageError, Unavailable
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointId, Lease, RunStatus
 from kedge.ports import Stored, Then
@@ -60,6 +51,7 @@ from .heartbeat import Heartbeat
 from .leases import Leases
 from .limits import QueueLimits
 from .owner import newest_status, status_of, take_lease
+from .repertoire import Repertoire
 from .retry import Retry
 from .run import Run
 from .schedules import fire
@@ -72,6 +64,7 @@ LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
 MAX_TAKEOVERS = 5
 _ENDS = "the worker ends"
 _TURNS = 100  # held entries that are looked at in one search
+_PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
 
 Report = Callable[[str, str], None]  # (run, what became of it)
 
@@ -98,7 +91,7 @@ class Worker:
         self._limits = {
             queue_job(name): QueueLimits(store, name, partial(self._tell, f"queue {name}")) for name in queues
         }
-        self._pipelines = pipelines
+        self._pipelines = Repertoire(store, pipelines, self._tell)
         self._concurrency = concurrency
         self._lease_s = lease_s
         self._leases = Leases(store, lease_s)
@@ -203,7 +196,7 @@ class Worker:
                 if self._is_full():
                     return  # goes on here as soon as a thread is free
                 self._recovered_to[job] = entry.seq
-                if not self._is_at_work(entry) and entry.pipeline in self._pipelines:
+                if not self._is_at_work(entry) and self._pipelines.has(entry, job):
                     self._take_over(threads, job, entry)
             self._recovered_to.pop(job, None)
             self._turns_to[job] = advance_all(self._store, job, self._turns_to.get(job, 0), _TURNS)
@@ -226,7 +219,7 @@ class Worker:
         for job, entry in self._candidates():
             if self._is_full():
                 break
-            if not self._is_at_work(entry) and (entry.pipeline in self._pipelines or job in self._schedules):
+            if not self._is_at_work(entry) and (job in self._schedules or self._pipelines.has(entry, job)):
                 if (admission := self._admit(job)) is None:
                     self._is_held_back = True
                     continue  # it stays where it is
@@ -258,13 +251,22 @@ class Worker:
                 yield job, entry
         for priority in reversed(PRIORITIES):
             for job in self._jobs:
-                window = 2 * self._concurrency + 8
-                page = self._store.list(job, tags={"state": ready(priority)}, after=0, limit=window)
+                page = self._ready(job, priority)
                 if self._collided:
                     shuffle(page)  # several workers want the same ones
-                self._found.extend((job, entry) for entry in entries_of(page))
+                self._found.extend((job, entry) for entry in page)
                 yield from self._use_up()
         self._collided = False
+
+    def _ready(self, job: str, priority: int) -> list[Entry]:
+        """The first that this worker has the pipelines of, however many others are before them."""
+        after, limit = 0, 2 * self._concurrency + 8
+        while True:
+            page = self._store.list(job, tags={"state": ready(priority)}, after=after, limit=limit)
+            entries = [entry for entry in entries_of(page) if self._pipelines.has(entry, job)]
+            if entries or len(page) < limit:
+                return entries
+            after, limit = page[-1].seq, _PAGE
 
     def _use_up(self) -> Iterator[tuple[str, Entry]]:
         """What the last look has found; one that is not passed on from here is the first the next time."""

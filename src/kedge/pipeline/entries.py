@@ -17,19 +17,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from kedge.errors import InvalidName
+from kedge.errors import InvalidName, NotFound, did_you_mean
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
 
 from .inbox import is_run_key
 from .keys import arguments, digest_of, parameters_of
+from .telemetry import trace_here
 
 READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
 PRIORITIES = range(10)
 RECOVERY = "recovery"  # the queue of runs that nobody submitted, and that are taken over when their process dies
 _RESERVED = ("schedules", "limits", "rate", "workers")  # what Kedge keeps beside a queue; also place-0, place-1, …
+_MOST_NAMES = 100  # of queues, among which one of a similar name is looked for
 _MOST_CHARACTERS = 112  # of a name: so much that the names of all jobs beside it are valid
 _FIELDS = {"run": str, "pipeline": str, "priority": int, "due_at": float, "attempts": int, "retries": int}
 
@@ -72,6 +75,16 @@ def limits_job(name: str) -> str:
 def workers_job() -> str:
     """The job that holds the records of workers, beside the queue that all of them work for."""
     return queue_job(RECOVERY) + ":workers"
+
+
+def check_queue(store: CheckpointManager, name: str) -> None:
+    """Raise NotFound if nothing was ever submitted to a queue, and it has no schedule and no limits."""
+    if any(store.store.job(job) is not None for job in (queue_job(name), schedule_job(name), limits_job(name))):
+        return
+    known = dict.fromkeys(queue_of(job.name) for job in store.jobs(QUEUE_PREFIX, _MOST_NAMES))
+    known.pop(RECOVERY, None)
+    some = f"there are: {', '.join(islice(known, 5))}" if known else "nothing was submitted to any queue of this store"
+    raise NotFound(f"there is no queue {name}", hint=did_you_mean(name, known) or some)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +154,10 @@ def new_entry(
     group: str = "",
 ) -> dict[str, Any]:
     """The metadata of an entry; `inputs` is the digest of what the pipeline is called with."""
+    trace = trace_here()
     return {
         "run": run, "pipeline": pipeline, "inputs": inputs, "priority": priority, "due_at": due_at, "attempts": 0,
-        "retries": retries, "group": group,
+        "retries": retries, "group": group, **({"trace": trace} if trace else {}),
     }  # fmt: skip
 
 

@@ -160,7 +160,7 @@ class Run:
                 session.signals.install()
             stack.callback(session.signals.restore)
             session.record(RunStatus.RUNNING, origin=self._origin)
-            stack.enter_context(run_span(session))
+            stack.enter_context(run_span(session, self._origin))
             stack.enter_context(Place(self).entered())
             self._session, self._steps, self._stack = session, Steps(session), stack.pop_all()
             self.pipeline = session.pipeline

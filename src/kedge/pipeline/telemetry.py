@@ -1,6 +1,6 @@
 """Spans and metrics of runs, steps, items and LLM calls, for programs that have set up OpenTelemetry.
 
-Nothing of it is imported here: where the program has not done so, each of these is one look into `sys.modules`. The SDK
+Nothing of it is imported where the program has not done so: each of these is one look into `sys.modules` then. The SDK
 decides what is sampled and exported. Metrics have few attributes; spans say which run, step and item.
 """
 
@@ -28,11 +28,34 @@ _OFF: AbstractContextManager[Any] = nullcontext()
 _LLM = "gen_ai."  # as OpenTelemetry calls what is said of LLM calls
 
 
-def span(name: str, attributes: Facts | None = None) -> AbstractContextManager[Any]:
-    """A span around a block. An exception that leaves the block is recorded with it."""
+def span(name: str, attributes: Facts | None = None, context: Any = None) -> AbstractContextManager[Any]:
+    """A span around a block. An exception that leaves the block is recorded with it. `context`: None for this one's."""
     if (get_tracer := _said_by("trace", "get_tracer")) is None:
         return _OFF
-    return get_tracer("kedge", __version__).start_as_current_span(name, attributes=attributes)  # type: ignore[no-any-return]
+    tracer = get_tracer("kedge", __version__)
+    return tracer.start_as_current_span(name, context, attributes=attributes)  # type: ignore[no-any-return]
+
+
+def trace_here() -> dict[str, str]:
+    """The trace that this thread is in, as the program's propagators write it: a worker goes on with it. {}: none."""
+    carrier: dict[str, str] = {}
+    get_current_span = _said_by("trace", "get_current_span")
+    if get_current_span is not None and get_current_span().get_span_context().is_valid:
+        from opentelemetry.propagate import inject  # its package is imported
+
+        inject(carrier)
+    return carrier
+
+
+def _context_of(origin: Mapping[str, object]) -> Any:
+    """The trace in which a run was submitted; None if there is none, or nobody asks for it."""
+    entry = origin.get("entry")
+    trace = entry.get("trace") if isinstance(entry, Mapping) else None
+    if not isinstance(trace, Mapping) or "opentelemetry.trace" not in sys.modules:
+        return None
+    from opentelemetry.propagate import extract
+
+    return extract({str(name): str(value) for name, value in trace.items()})
 
 
 def step_span(session: Session, path: Path, attempt: int) -> AbstractContextManager[Any]:
@@ -50,14 +73,14 @@ def item_span(run: str, path: Path, label: str, attempt: int) -> AbstractContext
 
 
 @contextmanager
-def run_span(session: Session) -> Iterator[None]:
-    """Around all of a session; how that ended, `session.leave` has been told."""
+def run_span(session: Session, origin: Mapping[str, object]) -> Iterator[None]:
+    """Around all of a session, in the trace of who submitted it; how it ended, `session.leave` has been told."""
     facts: Facts = {
         "kedge.run": session.key, "kedge.session": session.number, "kedge.pipeline": session.pipeline or "",
         "kedge.queue": session.queue, "kedge.parent": session.parent,
     }  # fmt: skip
     began = time.monotonic()
-    with span(f"run {session.pipeline or session.key}", facts) as current:
+    with span(f"run {session.pipeline or session.key}", facts, _context_of(origin)) as current:
         yield
         status, error = session.ended or ("", None)
         if current is not None:

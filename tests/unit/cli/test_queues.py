@@ -149,7 +149,7 @@ def test_workers_are_listed(run: Run, store: Path) -> None:
     (worker,) = answer(run("queue", "workers", "r", "--json"))["workers"]
     assert (worker["status"], worker["concurrency"], worker["runs"]) == ("alive", 4, [])
     assert "0/4" in run("queue", "workers").stdout
-    assert "no workers of queue other" in run("queue", "workers", "other").stderr
+    assert "there is no queue other" in run("queue", "workers", "other", code=4).stderr
 
 
 def test_a_bad_name_of_a_queue_is_named_as_it_was_typed(run: Run, store: Path) -> None:
@@ -180,3 +180,20 @@ def test_an_unknown_item_is_refused_before_anything_is_asked_for(run: Run, manag
     assert "hello region=eu" in run("runs", "show", "r").stdout
     run("runs", "resume", "r", "--retry-failed", "--item", "map/key", code=4)
     assert manager.list("r:inbox") == []
+
+
+def test_a_queue_that_does_not_exist_is_said_to(run: Run, store: Path, tmp_path: Path) -> None:
+    with kedge.open(store) as opened:
+        kedge.queue("scans", store=opened).submit(work, 1)
+        Worker(opened, ["scans"], {"work": work}).serve(until_empty=True)
+        kedge.queue("bills", store=opened).submit(work, 2)
+    assert "queue scans is empty" in run("queue", "list", "scans").stderr
+    for words in (["queue", "list"], ["queue", "workers"], ["schedule", "list"]):
+        refused = run(*words, "bils", code=4)
+        assert "there is no queue bils" in refused.stderr
+        assert "did you mean bills?" in refused.stderr
+    assert "there are: bills" in run("queue", "retry", "other", "work-1", code=4).stderr
+    program = tmp_path / "worker_of_nothing.py"
+    program.write_text("import kedge\n\n@kedge.pipeline\ndef nothing():\n    pass\n")
+    said = run("worker", str(program), "--queue", "bils", "--until-empty").stderr
+    assert "there is no queue bils yet (did you mean bills?)" in said

@@ -102,6 +102,30 @@ def test_runs_steps_items_and_llm_calls_are_spans_and_metrics(tmp_path: Path) ->
     assert points["kedge.llm.tokens m False output"] == 2
 
 
+def test_a_run_belongs_to_the_trace_in_which_it_was_submitted(tmp_path: Path) -> None:
+    work = """
+    import kedge
+    from kedge.pipeline.consumer import Worker
+
+    @kedge.pipeline
+    def work(number):
+        return kedge.current_run().step("square", lambda: number**2)
+
+    with kedge.open("store") as store:
+        with trace.get_tracer("program").start_as_current_span("request"):
+            kedge.queue("q", store=store).submit(work, 1)
+            kedge.start(work, 2, store=store).result()
+        kedge.queue("q", store=store).submit(work, 3)
+        Worker(store, ["q"], {"work": work}).serve(until_empty=True)
+    """
+    shown, _ = json.loads(run_program(tmp_path, SETUP, work, REPORT))
+    parents = [(name, parent) for name, parent, *_ in shown]
+    assert sorted(parents, key=repr) == [
+        ("request", None), ("run work", "request"), ("run work", "request"), ("run work", None),
+        ("step square", "run work"), ("step square", "run work"), ("step square", "run work"),
+    ]  # fmt: skip
+
+
 def test_nothing_is_imported_where_it_is_off(tmp_path: Path) -> None:
     printed = run_program(tmp_path, WORK, """print([name for name in sys.modules if "opentelemetry" in name])""")
     assert printed.strip() == "[]"

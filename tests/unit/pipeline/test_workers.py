@@ -228,7 +228,7 @@ def test_a_run_whose_result_cannot_be_saved_has_failed(store: CheckpointManager,
 
     submitted, started = queue.submit(odd, 1, retries=1), kedge.start(odd, 2, store=store)
     with pytest.raises(kedge.UnsupportedType):
-        started.result(60)
+        started.result(600)
     said = serve(store, odd)
     assert said[-1].startswith(f"{submitted.key} is given up: UnsupportedType: ")
     with pytest.raises(kedge.UnsupportedType):
@@ -237,6 +237,33 @@ def test_a_run_whose_result_cannot_be_saved_has_failed(store: CheckpointManager,
         run = find_run(store, handle.key)
         assert (run.status, run.error.partition(":")[0]) == (RunStatus.FAILED, "UnsupportedType")
     assert sorted(calls) == [1, 2]
+
+
+def test_a_worker_names_once_each_pipeline_that_it_does_not_have_and_passes_its_runs_over(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    other = kedge.pipeline(name="other")(lambda number: number)
+    for number in range(20):  # more than a worker looks at at first
+        queue.submit(other, number)
+    handle = queue.submit(work, 1)
+    said = serve(store, work)
+    assert handle.result(0) == 1
+    first, *rest = said
+    assert first.startswith("pipeline other is not in this worker's file, so run other-")
+    assert first.endswith(": kedge worker FILE.py --queue q")
+    assert rest == [f"{handle.key} is completed"]
+    assert len(queue) == 20
+
+
+def test_a_worker_says_nothing_of_what_another_one_is_at(store: CheckpointManager, queue: kedge.Queue) -> None:
+    queue.submit(kedge.pipeline(name="other")(lambda number: number), 1)
+    for entry in queue.entries():
+        store.tag(entry.id, state=RUNNING)
+    said: list[str] = []
+    worker = Worker(store, ["q"], {"work": work}, report=lambda run, text: said.append(text) or worker.stop("enough"))
+    queue.submit(work, 2)
+    worker.serve()
+    assert said == ["is completed"]
 
 
 def test_runs_at_work_elsewhere_do_not_hide_an_abandoned_one(store: CheckpointManager, queue: kedge.Queue) -> None:

@@ -45,10 +45,11 @@ def list_command(session: Session, name: str, dead: bool, limit: int | None) -> 
     """List the runs in queue NAME: waiting, running and dead ones."""
     from itertools import islice
 
-    from kedge.pipeline.entries import DEAD
+    from kedge.pipeline.entries import DEAD, check_queue
     from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
+        check_queue(manager, name)
         entries = list(islice(Queue(name, store=manager).entries(DEAD if dead else None), limit))
     empty = f"nothing in queue {name} was given up" if dead else f"queue {name} is empty"
     session.answer_list("entries", entries, _ENTRIES, lambda entry: entry.to_json(), empty=empty)
@@ -63,9 +64,11 @@ def retry_command(session: Session, name: str, run: str, retry_failed: bool) -> 
 
     A completed run can be put back if items of its maps failed, or with --retry-failed.
     """
+    from kedge.pipeline.entries import check_queue
     from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
+        check_queue(manager, name)
         for path in Queue(name, store=manager).retry(run, retry_failed=retry_failed):
             click.echo(f"{safe(path)} will run again", err=True)
     session.answer({"queue": name, "run": run}, f"{run} is in queue {name} again")
@@ -101,10 +104,13 @@ def workers_command(session: Session, name: str | None) -> None:
 
     A worker reports every 30 s. It is silent after 90 s without a report, and gone if its process no longer exists.
     """
+    from kedge.pipeline.entries import check_queue
     from kedge.pipeline.heartbeat import find_workers
 
     with session.open() as manager:
         workers = find_workers(manager, name)
+        if name is not None and not workers:
+            check_queue(manager, name)
     empty = "no workers" + (f" of queue {name}" if name else "")
     session.answer_list("workers", workers, _WORKERS, lambda worker: worker.to_json(), empty=empty)
 

@@ -85,9 +85,11 @@ def add_command(
 @click.argument("queue")
 def list_command(session: Session, queue: str) -> None:
     """List the schedules of QUEUE."""
+    from kedge.pipeline.entries import check_queue
     from kedge.pipeline.schedules import schedules
 
     with session.open() as manager:
+        check_queue(manager, queue)
         listed = list(schedules(manager, queue))
     empty = f"queue {queue} has no schedules"
     session.answer_list("schedules", listed, _SCHEDULES, lambda schedule: schedule.to_json(), empty=empty)

@@ -15,6 +15,7 @@ from kedge.cli.command import Number, Session, store_command
 from .run import errors_as_python_shows_them, load_program
 
 if TYPE_CHECKING:
+    from kedge.manager import CheckpointManager
     from kedge.pipeline.consumer import Worker
 
 EXIT_PAUSED = 75
@@ -64,6 +65,8 @@ def worker_command(
     if not pipelines:
         raise NotFound(f"{file} has no pipelines", hint="decorate functions with @kedge.pipeline")
     with Backoff().run(session.open) as manager:  # the database may come up later than this
+        for queue in queues:
+            _say_if_new(manager, queue)
         worker = Worker(
             manager,
             [*dict.fromkeys((*queues, RECOVERY))],
@@ -76,6 +79,18 @@ def worker_command(
         )
         _stop_on_signals(worker)
         worker.serve(until_empty=until_empty)
+
+
+def _say_if_new(manager: CheckpointManager, queue: str) -> None:
+    """A worker may be started before anything is submitted, or its queue be misspelt."""
+    from kedge.errors import NotFound
+    from kedge.pipeline.entries import check_queue
+    from kedge.pipeline.progress import write_line
+
+    try:
+        check_queue(manager, queue)
+    except NotFound as error:
+        write_line(sys.stderr, f"{error.message} yet ({error.hint}); this worker waits for its first run")
 
 
 def _stop_on_signals(worker: Worker) -> None:
