@@ -50,6 +50,11 @@ class CheckpointError(Exception):
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, *, code: str = "", http: int = 0, exit: int = 0) -> None:
+        """A class names what differs from the error it is a kind of."""
+        super().__init_subclass__()
+        cls.code, cls.http_status, cls.exit_code = code or cls.code, http or cls.http_status, exit or cls.exit_code
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -68,69 +73,44 @@ def _rebuild(kind: type[CheckpointError], message: str, hint: str, state: dict[s
     return error
 
 
-class NotFound(CheckpointError, FileNotFoundError, LookupError):
+class NotFound(CheckpointError, FileNotFoundError, LookupError, code="not_found", http=404, exit=4):
     """No such checkpoint, job, or path inside a state."""
 
-    code = "not_found"
-    http_status = 404
-    exit_code = 4
 
-
-class ReplayMiss(NotFound):
+class ReplayMiss(NotFound, code="replay_miss"):
     """In replay mode, an LLM call was made that had not been recorded."""
 
-    code = "replay_miss"
 
-
-class Validation(CheckpointError, ValueError):
+class Validation(CheckpointError, ValueError, code="invalid", http=422, exit=3):
     """The input is wrong; nothing was changed."""
 
-    code = "invalid"
-    http_status = 422
-    exit_code = 3
 
-
-class InvalidName(Validation):
+class InvalidName(Validation, code="invalid_name"):
     """A job, namespace, tag or checkpoint ID outside the grammar."""
 
-    code = "invalid_name"
 
-
-class TooLarge(Validation):
+class TooLarge(Validation, code="too_large", http=413):
     """A request is larger than the service accepts."""
 
-    code = "too_large"
-    http_status = 413
 
-
-class UnsupportedType(Validation, TypeError):
+class UnsupportedType(Validation, TypeError, code="unsupported_type"):
     """The state holds something the codec does not know; `path` says where."""
-
-    code = "unsupported_type"
 
     def __init__(self, message: str, *, hint: str = "", path: str = "state") -> None:
         super().__init__(message, hint=hint)
         self.path = path
 
 
-class Conflict(CheckpointError):
+class Conflict(CheckpointError, code="conflict", http=409, exit=5):
     """Another write got there first, or the request contradicts what is stored."""
 
-    code = "conflict"
-    http_status = 409
-    exit_code = 5
 
-
-class IdempotencyConflict(Conflict):
+class IdempotencyConflict(Conflict, code="idempotency_conflict"):
     """The idempotency key was used for another state of the same job; nothing was saved."""
 
-    code = "idempotency_conflict"
 
-
-class LeaseHeld(Conflict):
+class LeaseHeld(Conflict, code="lease_held"):
     """Another process holds the lease on this job (I5): `holder`, with the fencing token `token`."""
-
-    code = "lease_held"
 
     def __init__(self, message: str, *, hint: str = "", holder: str = "", token: int = 0) -> None:
         super().__init__(message, hint=hint)
@@ -138,142 +118,91 @@ class LeaseHeld(Conflict):
         self.token = token
 
 
-class LeaseLost(Conflict):
+class LeaseLost(Conflict, code="lease_lost"):
     """The lease given is no longer the current one; the write was refused (I5)."""
 
-    code = "lease_lost"
 
-
-class Cancelled(Conflict):
+class Cancelled(Conflict, code="cancelled"):
     """The run was cancelled; it cannot be resumed."""
 
-    code = "cancelled"
 
-
-class Denied(Conflict):
+class Denied(Conflict, code="denied"):
     """An approval was denied, or it expired; the run does not continue past it."""
 
-    code = "denied"
 
-
-class QueueFull(Conflict):
+class QueueFull(Conflict, code="queue_full", http=429):
     """The queue is at its limit; nothing was submitted."""
 
-    code = "queue_full"
-    http_status = 429
 
-
-class NotAllowed(CheckpointError, PermissionError):
+class NotAllowed(CheckpointError, PermissionError, code="not_allowed", http=403, exit=10):
     """The service knows the caller, but the token does not allow this request."""
 
-    code = "not_allowed"
-    http_status = 403
-    exit_code = 10
 
-
-class BudgetExceeded(NotAllowed):
+class BudgetExceeded(NotAllowed, code="budget_exceeded", http=402):
     """An LLM call was not made, as it could cost more than its budget has left."""
 
-    code = "budget_exceeded"
-    http_status = 402
 
-
-class Unauthorized(NotAllowed):
+class Unauthorized(NotAllowed, code="unauthorized", http=401):
     """The service needs a token, or the token is unknown, expired or revoked."""
 
-    code = "unauthorized"
-    http_status = 401
 
-
-class StepTimeout(CheckpointError, TimeoutError):
+class StepTimeout(CheckpointError, TimeoutError, code="timeout", http=504, exit=9):
     """A step, or an item of a map, took longer than `timeout_s`."""
 
-    code = "timeout"
-    http_status = 504
-    exit_code = 9
 
-
-class WorkerDied(CheckpointError):
+class WorkerDied(CheckpointError, code="worker_died"):
     """The process that worked on a step or an item ended without a result: killed, out of memory, or crashed."""
 
-    code = "worker_died"
 
-
-class CriuFailed(CheckpointError):
+class CriuFailed(CheckpointError, code="criu_failed"):
     """CRIU or the container runtime refused to dump or restore. `attempt` names the logs that were kept."""
-
-    code = "criu_failed"
 
     def __init__(self, message: str, *, hint: str = "", attempt: str = "") -> None:
         super().__init__(message, hint=hint)
         self.attempt = attempt
 
 
-class GpuFailed(CheckpointError):
+class GpuFailed(CheckpointError, code="gpu_failed"):
     """The GPU driver refused to checkpoint or restore; the processes keep running, as far as it lets them."""
 
-    code = "gpu_failed"
 
-
-class Corrupted(CheckpointError, ValueError):
+class Corrupted(CheckpointError, ValueError, code="corrupted", http=400, exit=6):
     """Stored bytes do not match their digest or cannot be what they claim to be (I2); `chunk` is the digest of which.
 
     Only ever about bytes that were read, or that the place itself says it does not have.
     """
-
-    code = "corrupted"
-    http_status = 400
-    exit_code = 6
 
     def __init__(self, message: str, *, hint: str = "", chunk: bytes = b"") -> None:
         super().__init__(message, hint=hint)
         self.chunk = chunk
 
 
-class StorageError(CheckpointError, OSError):
+class StorageError(CheckpointError, OSError, code="storage", http=503, exit=7):
     """The disk, the file system or the database refused; nothing was acknowledged."""
 
-    code = "storage"
-    http_status = 503
-    exit_code = 7
 
-
-class NotAStore(StorageError):
+class NotAStore(StorageError, code="not_a_store"):
     """The directory or database holds something other than a Kedge store."""
 
-    code = "not_a_store"
 
-
-class ReadOnly(StorageError, PermissionError):
+class ReadOnly(StorageError, PermissionError, code="read_only"):
     """The store cannot be written to."""
 
-    code = "read_only"
 
-
-class NoSpace(StorageError):
+class NoSpace(StorageError, code="no_space", http=507):
     """The disk is full, or a quota is reached."""
 
-    code = "no_space"
-    http_status = 507
 
-
-class Unavailable(StorageError):
+class Unavailable(StorageError, code="unavailable"):
     """A server could not be reached, or was too busy; the same call may be repeated, and `blobs.retrying` does."""
 
-    code = "unavailable"
 
-
-class OutcomeUnknown(Unavailable):
+class OutcomeUnknown(Unavailable, code="outcome_unknown"):
     """The response was lost, or a write could not be undone: the operation may or may not have been done."""
 
-    code = "outcome_unknown"
 
-
-class UnsupportedFormat(StorageError):
+class UnsupportedFormat(StorageError, code="unsupported_format", exit=8):
     """The store was written by a newer Kedge (I8)."""
-
-    code = "unsupported_format"
-    exit_code = 8
 
 
 def could_not_look(subject: str, cause: Exception) -> StorageError:

@@ -67,11 +67,8 @@ class Limits:
     private_webhooks: bool = False  # whether webhooks may call private addresses, and plain HTTP
 
 
-class TooSlow(CheckpointError):
+class TooSlow(CheckpointError, code="too_slow", http=408):
     """The body did not come, or the answer took too long."""
-
-    code = "too_slow"
-    http_status = 408
 
 
 class Edge:

@@ -13,11 +13,8 @@ from .service import Service
 _log = logging.getLogger("kedge.server")
 
 
-class RunnerFailed(CheckpointError):
+class RunnerFailed(CheckpointError, code="runner_failed", http=502):
     """The job runner raised something; the state is restored all the same."""
-
-    code = "runner_failed"
-    http_status = 502
 
 
 async def resume(service: Service, job: str, state: object) -> None:

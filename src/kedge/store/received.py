@@ -34,10 +34,8 @@ _NODES_BYTES = 32 << 20  # of chunks that may be digests of others (`rope`), whi
 _SMALL_BYTES = 4 * TREE_CHUNK_BYTES
 
 
-class SendAgain(Conflict):
+class SendAgain(Conflict, code="send_again"):
     """What the save relied on changed meanwhile. `digests` are to be sent, whatever the store says it has."""
-
-    code = "send_again"
 
     def __init__(
         self,
