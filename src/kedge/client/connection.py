@@ -58,7 +58,7 @@ class _Address:
         return wanted
 
     def binary(self, method: str, path: str, body: bytes | Iterator[bytes] | None) -> dict[str, Any]:
-        wanted = self.request(Call(method, path, _same))
+        wanted = self.request(Call(method, path, lambda answer: answer))
         if body is not None:
             wanted["content"] = body
             wanted["headers"]["Content-Type"] = "application/octet-stream"
@@ -222,10 +222,6 @@ def _why_no_connection(error: BaseException) -> tuple[str, str]:
             return "the connection was refused", "is the service running there, on this port?"
         cause = cause.__cause__ or cause.__context__
     return str(error) or "no answer in time", "is the service running there?"
-
-
-def _same(answer: Any) -> Any:
-    return answer
 
 
 def _content(answer: httpx.Response) -> Any:

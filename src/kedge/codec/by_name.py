@@ -99,15 +99,11 @@ def _form(cls: type) -> Form | None:
     if any(base.__dict__.get("__slots__") for base in cls.__mro__):
         return None
     if issubclass(cls, BaseException):
-        return ByValue(_take_exception, partial(_restore_exception, cls))
+        return ByValue(lambda error: [error.args, error.__dict__ or None], partial(_restore_exception, cls))
     for base in _BUILTINS:
         if issubclass(cls, base) and not issubclass(cls, _SPECIAL):
             return ByValue(partial(_take_builtin, base), partial(_restore_builtin, cls, base))
     return None
-
-
-def _take_exception(error: BaseException) -> object:
-    return [error.args, error.__dict__ or None]
 
 
 def _take_builtin(base: type, value: Any) -> object:

@@ -57,15 +57,11 @@ class Foreign(Exception):
 _NOT_ITS_FAULT = (Problem, Foreign, MemoryError, RecursionError, Warning)
 
 
-def _closed(tag: int, payload: bytes) -> tuple[int, bytes]:
-    return tag, payload
-
-
 def read(data: Buffer) -> Raw:
     """One msgpack value, all of `data`, with every Ext closed."""
     # ormsgpack ignores what follows a value. Read as an array of two, the second one must be our mark.
     try:
-        value, end = ormsgpack.unpackb(b"".join((b"\x92", data, _END)), ext_hook=_closed)
+        value, end = ormsgpack.unpackb(b"".join((b"\x92", data, _END)), ext_hook=lambda tag, payload: (tag, payload))
     except ValueError as error:
         _raise_interrupt(data, error)
         raise Problem(f"not a msgpack value ({error})") from error

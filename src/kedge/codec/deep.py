@@ -188,10 +188,6 @@ def _parts(ctx: DecodeContext) -> Parts:
     return parts
 
 
-def _part(payload: bytes, ctx: DecodeContext) -> object:
-    return _parts(ctx).take(payload).value
-
-
 def _outline(payload: bytes, ctx: DecodeContext) -> object:
     part = _parts(ctx).take(payload)
     # A leaf takes its own payload apart, and needs that itself.
@@ -207,6 +203,6 @@ def _encode(value: object, ctx: EncodeContext) -> bytes:
 
 
 add(Leaf(Tag.DEEP, NAME, _encode, _inside))
-add(Leaf(Tag.PART, NAME, _encode, _part))
+add(Leaf(Tag.PART, NAME, _encode, lambda payload, ctx: _parts(ctx).take(payload).value))
 leaf_outlines[Tag.DEEP] = _inside
 leaf_outlines[Tag.PART] = _outline

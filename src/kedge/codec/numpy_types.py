@@ -10,7 +10,7 @@ import numpy as np
 
 from kedge.errors import UnsupportedType, Validation
 
-from .kinds import Choice, DecodeContext, EncodeContext, Kind, Leaf, Problem, Shape, Structure, Tag, add, by_class
+from .kinds import Choice, DecodeContext, EncodeContext, Leaf, Problem, Shape, Structure, Tag, add, by_class
 from .summaries import array_parts, dtype_size, shape_of
 
 Array = np.ndarray[Any, Any]
@@ -209,10 +209,6 @@ def _load_scalar(payload: bytes, ctx: DecodeContext) -> object:
     return np.ndarray((), dtype, ctx.bytes_of(data, dtype.itemsize))[()]
 
 
-def _save_dtype(dtype: DType, ctx: EncodeContext) -> bytes:
-    return ctx.pack([describe(dtype)])
-
-
 def _load_dtype(payload: bytes, ctx: DecodeContext) -> DType:
     (stored,) = ctx.unpack(payload)
     return restore_dtype(stored)
@@ -222,16 +218,12 @@ _ARRAY = Leaf(Tag.NDARRAY, "ndarray", _save_array, _load_array, _array_target)
 _OBJECTS = Structure(Tag.OBJECT_ARRAY, "ndarray of objects", Shape.ITEMS, 3, _take_objects, _build_objects)
 
 
-def _choose(array: Array) -> Kind:
-    return _OBJECTS if _is_item_wise(array.dtype) else _ARRAY
-
-
 add(_ARRAY)
 add(_OBJECTS)
-by_class[np.ndarray] = Choice(_choose)
+by_class[np.ndarray] = Choice(lambda array: _OBJECTS if _is_item_wise(array.dtype) else _ARRAY)
 _SCALAR = Leaf(Tag.NUMPY_SCALAR, "numpy scalar", _save_scalar, _load_scalar)
 _SCALAR_CLASSES = {np.dtype(char).type for char in np.typecodes["All"]} | {np.longlong, np.ulonglong}
 add(_SCALAR, *(_SCALAR_CLASSES - {np.object_, np.str_, np.bytes_}))
 add(Leaf(Tag.NUMPY_SCALAR, "numpy scalar", _save_text, _load_scalar), np.str_, np.bytes_)
 _DTYPE_CLASSES = {getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")}
-add(Leaf(Tag.NUMPY_DTYPE, "dtype", _save_dtype, _load_dtype), *_DTYPE_CLASSES)
+add(Leaf(Tag.NUMPY_DTYPE, "dtype", lambda dtype, ctx: ctx.pack([describe(dtype)]), _load_dtype), *_DTYPE_CLASSES)

@@ -34,18 +34,6 @@ def _unused(value: object, ctx: EncodeContext) -> bytes:
     raise AssertionError("the packer writes these itself")
 
 
-def _load_int(payload: bytes, ctx: DecodeContext) -> int:
-    return int.from_bytes(payload, "big", signed=True)
-
-
-def _load_str(payload: bytes, ctx: DecodeContext) -> str:
-    return payload.decode("utf-8", "surrogatepass")
-
-
-def _save_complex(value: complex, ctx: EncodeContext) -> bytes:
-    return struct.pack(">dd", value.real, value.imag)
-
-
 def _load_complex(payload: bytes, ctx: DecodeContext) -> complex:
     return complex(*struct.unpack(">dd", payload))
 
@@ -83,14 +71,6 @@ def _load_bytearray(payload: bytes, ctx: DecodeContext) -> bytearray:
     return bytearray(ctx.bytes_of(reference, size_bytes))
 
 
-def _outline_bytes(payload: bytes, ctx: DecodeContext) -> BufferSummary:
-    return _summarise_bytes("bytes", payload, ctx)
-
-
-def _outline_bytearray(payload: bytes, ctx: DecodeContext) -> BufferSummary:
-    return _summarise_bytes("bytearray", payload, ctx)
-
-
 def _summarise_bytes(kind: str, payload: bytes, ctx: DecodeContext) -> BufferSummary:
     size_bytes, reference = _open_bytes(payload, ctx)
     return BufferSummary(kind, "uint8", (size_bytes,), size_bytes, **buffer_fields(reference))
@@ -118,10 +98,6 @@ def _load_timedelta(payload: bytes, ctx: DecodeContext) -> timedelta:
 
 def _save_timezone(value: timezone, ctx: EncodeContext) -> bytes:
     return ctx.pack(list(value.__getinitargs__()))  # type: ignore[attr-defined]
-
-
-def _load_timezone(payload: bytes, ctx: DecodeContext) -> timezone:
-    return timezone(*ctx.unpack(payload))
 
 
 def _check_zone(value: datetime | time) -> tzinfo | None:
@@ -155,10 +131,6 @@ def _load_time(payload: bytes, ctx: DecodeContext) -> time:
     return time(*ints(fields, 4), fold=fold, tzinfo=zone)  # type: ignore[misc,arg-type]
 
 
-def _save_date(value: date, ctx: EncodeContext) -> bytes:
-    return value.isoformat().encode()
-
-
 def _load_date(payload: bytes, ctx: DecodeContext) -> date:
     if len(payload) != 10:
         raise ValueError("not YYYY-MM-DD")
@@ -169,10 +141,6 @@ def _load_date(payload: bytes, ctx: DecodeContext) -> date:
 
 
 _SAFETY = (SafeUUID.unknown, SafeUUID.safe, SafeUUID.unsafe)
-
-
-def _save_uuid(value: UUID, ctx: EncodeContext) -> bytes:
-    return value.bytes + bytes([_SAFETY.index(value.is_safe)])
 
 
 def _load_uuid(payload: bytes, ctx: DecodeContext) -> UUID:
@@ -314,10 +282,6 @@ def _take_range(value: range | slice) -> tuple[Sequence[object], Sequence[Any]]:
     return (), [value.start, value.stop, value.step]
 
 
-def _build_range(head: Sequence[Any], items: list[Any]) -> range:
-    return range(*ints(items, 3))
-
-
 def _build_slice(head: Sequence[Any], items: list[Any]) -> slice:
     start, stop, step = items
     return slice(start, stop, step)
@@ -335,26 +299,26 @@ def _count(value: object) -> int:
     return value
 
 
-add(Leaf(Tag.INT, "int", _unused, _load_int))
-add(Leaf(Tag.STR, "str", _unused, _load_str))
-add(Leaf(Tag.COMPLEX, "complex", _save_complex, _load_complex), complex)
+add(Leaf(Tag.INT, "int", _unused, lambda payload, ctx: int.from_bytes(payload, "big", signed=True)))
+add(Leaf(Tag.STR, "str", _unused, lambda payload, ctx: payload.decode("utf-8", "surrogatepass")))
+add(Leaf(Tag.COMPLEX, "complex", lambda value, ctx: struct.pack(">dd", value.real, value.imag), _load_complex), complex)
 add(Leaf(Tag.BYTES, "bytes", _save_view, _load_bytes), BytesView)
 add(Leaf(Tag.BYTES, "bytes", _save_bytes, _load_bytes), bytes)
 add(Leaf(Tag.BYTEARRAY, "bytearray", _save_bytes, _load_bytearray), bytearray)
 add(Leaf(Tag.DATETIME, "datetime", _save_datetime, _load_datetime), datetime)
-add(Leaf(Tag.DATE, "date", _save_date, _load_date), date)
+add(Leaf(Tag.DATE, "date", lambda value, ctx: value.isoformat().encode(), _load_date), date)
 add(Leaf(Tag.TIME, "time", _save_time, _load_time), time)
 add(Leaf(Tag.TIMEDELTA, "timedelta", _save_timedelta, _load_timedelta), timedelta)
-add(Leaf(Tag.TIMEZONE, "timezone", _save_timezone, _load_timezone), timezone)
-add(Leaf(Tag.UUID, "UUID", _save_uuid, _load_uuid), UUID)
+add(Leaf(Tag.TIMEZONE, "timezone", _save_timezone, lambda payload, ctx: timezone(*ctx.unpack(payload))), timezone)
+add(Leaf(Tag.UUID, "UUID", lambda value, ctx: value.bytes + bytes([_SAFETY.index(value.is_safe)]), _load_uuid), UUID)
 add(Leaf(Tag.PATH, "path", _save_path, _load_path), *_PATHS.values())
-leaf_outlines[Tag.BYTES] = _outline_bytes
-leaf_outlines[Tag.BYTEARRAY] = _outline_bytearray
+leaf_outlines[Tag.BYTES] = lambda payload, ctx: _summarise_bytes("bytes", payload, ctx)
+leaf_outlines[Tag.BYTEARRAY] = lambda payload, ctx: _summarise_bytes("bytearray", payload, ctx)
 
 add(Structure(Tag.TUPLE, "tuple", Shape.ITEMS, 0, _items, lambda head, items: tuple(items)), tuple)
 add(Structure(Tag.SET, "set", Shape.ITEMS, 0, _items, _build_set, is_unordered=True), set)
 add(Structure(Tag.FROZENSET, "frozenset", Shape.ITEMS, 0, _items, _build_frozenset, is_unordered=True), frozenset)
-add(Structure(Tag.RANGE, "range", Shape.ITEMS, 0, _take_range, _build_range), range)
+add(Structure(Tag.RANGE, "range", Shape.ITEMS, 0, _take_range, lambda head, items: range(*ints(items, 3))), range)
 add(Structure(Tag.SLICE, "slice", Shape.ITEMS, 0, _take_range, _build_slice), slice)
 add(Structure(Tag.DEQUE, "deque", Shape.ITEMS, 1, _take_deque, _build_deque), deque)
 add(Structure(Tag.DICT, "dict", Shape.PAIRS, 0, _pairs, lambda head, pairs: distinct(pairs)), dict)

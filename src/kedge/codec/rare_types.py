@@ -12,10 +12,6 @@ from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add
 from .plain import ints
 
 
-def _save_decimal(value: Decimal, ctx: EncodeContext) -> bytes:
-    return str(value).encode("ascii")
-
-
 def _load_decimal(payload: bytes, ctx: DecodeContext) -> Decimal:
     return Decimal(payload.decode("ascii"))
 
@@ -65,6 +61,6 @@ def _load_zone(payload: bytes, ctx: DecodeContext) -> ZoneInfo:
         ) from error
 
 
-add(Leaf(Tag.DECIMAL, "Decimal", _save_decimal, _load_decimal), Decimal)
+add(Leaf(Tag.DECIMAL, "Decimal", lambda value, ctx: str(value).encode("ascii"), _load_decimal), Decimal)
 add(Leaf(Tag.FRACTION, "Fraction", _save_fraction, _load_fraction), Fraction)
 add(Leaf(Tag.ZONEINFO, "ZoneInfo", _save_zone, _load_zone), ZoneInfo)

@@ -88,10 +88,6 @@ def _scalar(payload: bytes, ctx: DecodeContext) -> BufferSummary | TypeSummary:
     return BufferSummary("numpy scalar", dtype_text(dtype), (), size_bytes, **buffer_fields(data))
 
 
-def _dtype(payload: bytes, ctx: DecodeContext) -> TypeSummary:
-    return TypeSummary("numpy.dtype", 1, {"value": dtype_text(ctx.unpack(payload)[0])})
-
-
 # Bytes per element of the torch dtypes that can be saved, by their names in torch.
 TORCH_DTYPES = {
     "bool": 1,
@@ -203,10 +199,6 @@ def _table(package: str) -> Any:
     return outline
 
 
-def _pandas(head: Sequence[Any], pairs: list[Any]) -> TypeSummary:
-    return TypeSummary(f"pandas.{head[0]}", 1, distinct(pairs))
-
-
 def _pandas_scalar(payload: bytes, ctx: DecodeContext) -> TypeSummary:
     cls, *values = ctx.unpack(payload)
     return TypeSummary(f"pandas.{cls}", 1, {"value": values})
@@ -231,7 +223,7 @@ def _summary(name: object, version: object, fields: dict[str, Any]) -> TypeSumma
 leaf_outlines |= {
     Tag.NDARRAY: _array,
     Tag.NUMPY_SCALAR: _scalar,
-    Tag.NUMPY_DTYPE: _dtype,
+    Tag.NUMPY_DTYPE: lambda payload, ctx: TypeSummary("numpy.dtype", 1, {"value": dtype_text(ctx.unpack(payload)[0])}),
     Tag.TENSOR: _tensor,
     Tag.JAX: _jax,
     Tag.SPARSE_TENSOR: _sparse_tensor,
@@ -242,7 +234,7 @@ leaf_outlines |= {
 }
 structure_outlines |= {
     Tag.OBJECT_ARRAY: _object_array,
-    Tag.PANDAS: _pandas,
+    Tag.PANDAS: lambda head, pairs: TypeSummary(f"pandas.{head[0]}", 1, distinct(pairs)),
     Tag.FIELDS: _fields,
     Tag.VALUE: _value,
 }

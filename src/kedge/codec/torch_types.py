@@ -222,12 +222,8 @@ _DENSE = Leaf(Tag.TENSOR, "tensor", _save_tensor, _load_tensor, _tensor_target, 
 _SPARSE = Leaf(Tag.SPARSE_TENSOR, "sparse tensor", _save_sparse, _load_sparse)
 
 
-def _choose(tensor: Any) -> Leaf:
-    return _DENSE if tensor.layout is torch.strided else _SPARSE
-
-
 add(_DENSE)
 add(_SPARSE)
 for cls in _CLASSES.values():
-    by_class[cls] = Choice(_choose)
+    by_class[cls] = Choice(lambda tensor: _DENSE if tensor.layout is torch.strided else _SPARSE)
 add(Leaf(Tag.TORCH_VALUE, "torch value", _save_value, _load_value), torch.Size, torch.device, torch.dtype)
