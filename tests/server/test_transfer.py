@@ -33,7 +33,7 @@ from kedge.store.request import request_again
 from kedge.store.wire import SAVE_TYPE, framed, length, split_digests
 from tests.parts import library, require
 from tests.server.conftest import client_of, listening
-from tests.torture.races import Background, gate_before
+from tests.torture.races import Background, gate_after, gate_before
 from tests.waiting import wait_for
 
 SAVES = "/api/v1/jobs/j/checkpoints"
@@ -426,3 +426,24 @@ def test_an_llm_answer_is_replaced_through_a_service(
     assert newest.content == answer.content
     assert len(store.list("llm:cache")) == 1
     assert store.verify().is_ok
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_what_a_key_stands_for_is_replaced_or_deleted_while_it_is_loaded(
+    remote: kedge.CheckpointManager, store: kedge.CheckpointManager, is_replaced: bool
+) -> None:
+    """The key stands for something all the time, or for nothing: never for what cannot be found."""
+    cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
+    cache.keep(request, Answer({"headers": {}, "body": b"old"}, "m", None, None))
+    with gate_after(remote.store, "find") as gate:
+        loading = Background(remote.load_by_key, "llm:cache", request.key)
+        gate.wait_until_reached()
+        [old] = store.list("llm:cache")
+        if is_replaced:
+            cache.keep(request, Answer({"headers": {}, "body": b"new"}, "m", None, None), replace=True)
+        else:
+            store.delete("llm:cache", old.id)
+        gate.open()
+        loaded = loading.result()
+    assert (loaded is not None) == is_replaced
+    assert not is_replaced or loaded == store.load_by_key("llm:cache", request.key)

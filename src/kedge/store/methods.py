@@ -184,8 +184,15 @@ class ReadingManager:
 
     def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
         """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
-        stored = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
-        return None if stored is None else (stored[0], self.load_stored(stored))
+        job, keys = parse_name("job", job_id), (idempotency_key,)
+        while (stored := self.store.find(job, keys).get(idempotency_key)) is not None:
+            try:
+                return stored[0], self.load_stored(stored)
+            except NotFound:
+                if self.exists(stored[0].id):
+                    raise
+                # deleted while it was loaded: another one may have its key now
+        return None
 
     def read_ahead(
         self, job_id: str, after: int, limit: int = 64
