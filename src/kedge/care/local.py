@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kedge.errors import CheckpointError, Conflict, Validation
-from kedge.model import Checkpoint, CheckpointId
+from kedge.errors import CheckpointError, Conflict, NotFound, Validation
+from kedge.model import Checkpoint, CheckpointId, Lease
 from kedge.ports import Selection, pages
 from kedge.store import lease
 from kedge.store.local import LocalStore
@@ -134,16 +134,30 @@ class LocalCare:
             renamed: dict[str, CheckpointId] = {}
             copies: list[Checkpoint] = []
             for checkpoint in history:
+                if (copy := self._copy(checkpoint, new_job, renamed, held, actor)) is not None:
+                    copies.append(copy)
+                    renamed[checkpoint.id] = copy.id
+            return copies
+
+    def _copy(
+        self, checkpoint: Checkpoint, new_job: str, renamed: Mapping[str, CheckpointId], held: Lease, actor: str
+    ) -> Checkpoint | None:
+        """None if it was deleted since it was listed."""
+        while True:
+            parent = renamed.get(checkpoint.parent or "", checkpoint.parent)
+            if parent is not None and not self._store.knows(parent):
+                parent = None  # deleted: the line of ancestors begins here
+            try:
                 source = self._store.read(checkpoint.id)
-                parent = renamed.get(source[0].parent or "", source[0].parent)
-                if parent is not None and not self._store.knows(parent):
-                    parent = None  # deleted: the line of ancestors begins here
                 request = request_again(
                     source[0], job=new_job, parent=parent, idempotency_key=_copy_key(source[0]), lease=held
                 )
-                copies.append(self._store.branch(source, request, actor=actor))
-                renamed[source[0].id] = copies[-1].id
-            return copies
+                return self._store.branch(source, request, actor=actor)
+            except NotFound:
+                if not self._store.knows(checkpoint.id):
+                    return None
+                if parent is None or self._store.knows(parent):
+                    raise
 
     def _refuse_other_history(self, history: Sequence[Checkpoint], job: str, new_job: str) -> None:
         """A job is one history: `new_job` may hold only what an interrupted copy of `job` has left there."""

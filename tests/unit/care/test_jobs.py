@@ -11,6 +11,7 @@ import pytest
 import kedge
 from kedge.manager import CheckpointManager
 from tests.parts import require
+from tests.torture.races import Background, gate_after
 
 
 @pytest.fixture(params=["", "files:", "memory:"])
@@ -43,6 +44,25 @@ def test_a_copy_goes_on_and_is_refused_once_the_copy_was_written_to(store: Check
     with pytest.raises(kedge.Conflict):
         store.copy("a", "c")
     assert len(store.list("c")) == 5
+
+
+@pytest.mark.parametrize(("method", "job"), [("knows", "above"), ("knows", "a"), ("read", "a")])
+def test_what_is_deleted_while_a_job_is_copied_is_left_out(store: CheckpointManager, method: str, job: str) -> None:
+    """Before it is copied, or when it was just found to be the parent of what is."""
+    parent = store.save("above", "step", 0)
+    store.save("a", "step", 1)
+    source = store.save("a", "step", b"2" * 100_000, parent=parent)
+    with gate_after(store.store, method) as gate:
+        copying = Background(store.copy, "a", "new")
+        gate.wait_until_reached()
+        assert store.delete(job, parent if job == "above" else source)
+        store.gc()
+        gate.open()
+        copies = copying.result()
+    assert [store.load(copy.id) for copy in copies] == [1, b"2" * 100_000][: 1 if job == "a" else 2]
+    assert [copy.parent for copy in copies] == [None, None][: len(copies)]
+    assert store.list("new") == copies
+    assert store.verify(deep=True).is_ok
 
 
 def test_a_copy_waits_for_no_writer(store: CheckpointManager) -> None:
