@@ -11,6 +11,7 @@ import ormsgpack
 from . import types
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+_COMPARABLE = ATOMS - {float}  # of the same type, what is equal is the same
 _CONTAINERS = (dict, list)
 _NOTHING = object()
 _NONE = type(None)
@@ -105,7 +106,11 @@ def are_same(ours: Sequence[Copy], others: Sequence[Any]) -> bool:
     """Whether all of these are the same; False where that cannot be said of all at once."""
     values = [copy.value for copy in ours]
     kinds = {*map(type, values)}
-    if [*map(type, values)] != [*map(type, others)] or not all(map(_is_packable, ours)):
+    if [*map(type, values)] != [*map(type, others)]:
+        return False
+    if kinds <= _COMPARABLE:
+        return values == [*others]
+    if not all(map(_is_packable, ours)):
         return False
     if kinds <= types.message_classes:
         if [*map(_fields_set, values)] != [*map(_fields_set, others)] or any(map(_extra, [*values, *others])):

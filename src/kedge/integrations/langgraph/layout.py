@@ -4,17 +4,13 @@ A channel that holds a list is a run of its items; a long value is cut. What was
 as a copy nobody else has, so that the next save encodes only the items that are new or were changed in place, and the
 next load of the same digest decodes nothing.
 
-Older items are joined into blocks: reading a chunk for each would take longer than all the rest. Where a block ends,
-and the next begins, is for its last item to say, so that the same items make the same blocks wherever and by whomever
-they are laid. The first and the last items of a list, which no block has on both sides, are laid by themselves; and so
-are, from then on, those of a block that is no longer whole, because an item of it was changed or went. So what stays in
-a list is stored at most twice: by itself, and in a block.
+Older items are joined into blocks (`blocks`): reading a chunk for each would take longer than all the rest. So an item
+is stored by itself while it is one of the last, and once more in a block; when an item of a block changes, the block is
+stored again.
 """
 
 from __future__ import annotations
 
-import zlib
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import zip_longest
@@ -32,65 +28,33 @@ from kedge.codec.fragments import (
     list_head,
     text_bytes,
 )
-from kedge.store.rope import PartedTree, Piece, Pieces, common_length
+from kedge.store.rope import PartedTree, Piece, Pieces
 
 from . import types
+from .blocks import LARGE_BYTES, Block, Blocks, ends_block
 from .copies import Copy, are_same, is_copyable
 
 SMALL_BYTES = 256  # less stays in the manifest
-LARGE_BYTES = 8192  # up to here pieces as a row of the index holds them; beyond, fewer rows, and pages fill anyway
 LARGE_PIECE_BYTES = 16384
 WHOLE_BYTES = 2048  # less is not worth being shared: chunks of it would take as much again
 MANY_BYTES = 32768  # of a new value, from which on its fields are laid out as channels are
-LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 4096, 24576
-_END_AFTER_BYTES = 8192  # beyond the least, on average
 _AT_ONCE = 64  # items compared
 
 Segment = bytes | Piece  # of an encoded value: joined, the segments are its bytes
 Parts = tuple[bytes, Pieces | None, bytes]  # of a value: bytes, a run where it is long enough for one, and bytes again
 
 
-class Block:
-    """Items in a row, stored as one piece."""
-
-    __slots__ = ("count", "piece")
-
-    def __init__(self, items: Sequence[Item]) -> None:
-        self.count = len(items)
-        self.piece = Piece(b"".join([item.data for item in items]))
-        for place, item in enumerate(items):
-            item.block, item.place = self, place
-
-    def is_at(self, items: Sequence[Item], start: int) -> bool:
-        """Whether all of the block is there, from `start` on."""
-        there = items[start : start + self.count]
-        return len(there) == self.count and all(i.block is self and i.place == n for n, i in enumerate(there))
-
-    def takes(self, items: Sequence[Item], start: int) -> bool:
-        """As `is_at`, also of items that are the same as its own, such as a task has written before."""
-        if self.is_at(items, start):
-            return True
-        there = items[start : start + self.count]
-        if b"".join([item.data for item in there]) != self.piece.data or len(there) != self.count:
-            return False
-        for place, item in enumerate(there):
-            item.block, item.place = self, place
-        return True
-
-
 class Item:
     """One item of a list: encoded, and a copy to compare with and to hand out copies of."""
 
-    __slots__ = ("_copy", "_ends", "_is_copyable", "_laid", "_piece_bytes", "block", "data", "is_unused", "place")
+    __slots__ = ("_ends", "_is_copyable", "_laid", "_piece_bytes", "copy", "data", "is_unused")
 
     def __init__(self, data: bytes, piece_bytes: int) -> None:
         """`data`: the value, encoded."""
         self.data = data
-        self.block: Block | None = None
-        self.place = 0  # in the block
         self._piece_bytes = piece_bytes
         self.is_unused = True  # nobody has asked for its value
-        self._copy: Copy | None = None
+        self.copy: Copy | None = None  # what `own` has given
         self._is_copyable = True
         self._ends: bool | None = None
         self._laid: tuple[bytes, list[Piece], bytes] | None = None
@@ -99,17 +63,17 @@ class Item:
     def ends_block(self) -> bool:
         """Whether a block ends with this item: longer ones are more likely to, so that blocks are alike in size."""
         if self._ends is None:
-            self._ends = zlib.crc32(self.data) % _END_AFTER_BYTES < len(self.data)
+            self._ends = ends_block(self.data)
         return self._ends
 
     def own(self) -> Copy | None:
         """The value, as nobody else has it; None if it is neither compared nor copied, but decoded each time."""
-        if self._copy is None and self._is_copyable:
+        if self.copy is None and self._is_copyable:
             value = decode_fragment(self.data)
             self._is_copyable = is_copyable(value)
-            self._copy = Copy(value) if self._is_copyable else None
+            self.copy = Copy(value) if self._is_copyable else None
             self.is_unused = False
-        return self._copy
+        return self.copy
 
     def is_of(self, value: object) -> bool:
         """Whether `value` would be encoded as this item was."""
@@ -121,7 +85,7 @@ class Item:
         if self.is_unused:
             self.is_unused = False
             return decode_fragment(self.data)
-        own = self._copy or self.own()
+        own = self.copy or self.own()
         return decode_fragment(self.data) if own is None else own.again()
 
     def laid_after(self, left: bytes) -> tuple[Sequence[Piece], bytes]:
@@ -141,8 +105,8 @@ class ValueChannel:
         self._piece_bytes = piece_bytes
         self._segments = segments
 
-    @property
-    def size_bytes(self) -> int:
+    def size_bytes(self, most: int) -> int:
+        """Of the encoded value; of one that is longer than `most`, at least how much it is."""
         return len(self._data)
 
     def value(self) -> object:
@@ -165,20 +129,16 @@ class ListChannel:
         """`earlier`: a list like this one."""
         self.items = items
         self.run: Pieces | None = None  # once it is laid
-        self.settled, self._joined_from = 0, len(items)
         # One that was never laid has nothing to give, and would keep all before it in memory.
         self._earlier = None if earlier is None or earlier.run is None else earlier
-        known = 0 if earlier is None else len(earlier.items)
-        if earlier is None or items[:known] != earlier.items:
-            self.size_bytes = sum([len(item.data) for item in items])
-        else:
-            self.size_bytes = earlier.size_bytes + sum([len(item.data) for item in items[known:]])
-        self._pieces: list[Piece] = []
-        self._joints: list[tuple[int, int, bytes]] = []  # after each item: items, pieces, and what is left over
 
-    def join_older(self, settled: int) -> None:
-        """Join items into blocks; up to `settled` that was done."""
-        self.settled, self._joined_from = _join_older(self.items, settled)
+    def size_bytes(self, most: int) -> int:
+        size = 0
+        for item in self.items:
+            size += len(item.data)
+            if size > most:
+                break
+        return size
 
     def value(self) -> object:
         if all(item.is_unused for item in self.items):  # together, as each would be by itself, for less
@@ -197,36 +157,22 @@ class ListChannel:
         self._earlier = None  # it, and what came before it, may go
         return first, self.run, rest
 
+    @cached_property
+    def blocks(self) -> Blocks[Item]:
+        return Blocks(self.items, None if self._earlier is None else self._earlier.blocks)
+
     def pieces(self) -> tuple[list[Piece], bytes]:
         """Each item by itself or a whole block of them, and what is left over at the end."""
-        items, at, left = self.items, 0, b""
-        pieces, joints = self._pieces, self._joints = self._laid_before()
-        if joints:
-            at, _, left = joints[-1]
-        while at < len(items):
-            block = items[at].block
-            if block is not None and block.is_at(items, at):
-                pieces += [Piece(left), block.piece] if left else [block.piece]
+        pieces: list[Piece] = []
+        left = b""
+        for unit in self.blocks.units:
+            if isinstance(unit, Block):
+                pieces += [Piece(left), unit.piece] if left else [unit.piece]
                 left = b""
-                at += block.count
             else:
-                more, left = items[at].laid_after(left)
+                more, left = unit.laid_after(left)
                 pieces += more
-                at += 1
-            joints.append((at, len(pieces), left))
         return pieces, left
-
-    def _laid_before(self) -> tuple[list[Piece], list[tuple[int, int, bytes]]]:
-        """What the earlier list begins with as this one does, up to an item behind which no block goes on."""
-        earlier = self._earlier
-        if earlier is None or not earlier._joints:
-            return [], []
-        same = min(common_length(self.items, earlier.items), self._joined_from)
-        if same and (block := self.items[same - 1].block) is not None:
-            begin = same - 1 - self.items[same - 1].place
-            same = same if begin + block.count <= same else max(begin, 0)
-        joints = earlier._joints[: bisect_right(earlier._joints, same, key=lambda joint: joint[0])]
-        return earlier._pieces[: joints[-1][1] if joints else 0], joints
 
 
 Channel = ValueChannel | ListChannel
@@ -251,19 +197,14 @@ def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None) ->
 def lay_list(values: Sequence[Any], piece_bytes: int, earlier: ListChannel | None = None) -> ListChannel:
     """As `lay_channel`, for a list."""
     known = () if earlier is None else earlier.items
-    same = _unchanged(known, values)
+    items = _unchanged(known, values)
+    others = [n for n, item in enumerate(items) if item is None]
     # What was moved, as all is when the first items are dropped, is found by its bytes.
-    moved = {old.data: old for old, unmoved in zip_longest(known, same) if unmoved is None}
-    stays = 0 if None in same else len(same)
-    items: list[Item] = [*known[:stays]]
-    for value, item in zip_longest(values[stays:], same[stays:]):
-        if item is None:
-            data = encode_fragment(value)
-            item = moved.get(data) or Item(data, piece_bytes)
-        items.append(item)
-    channel = ListChannel(items, earlier)
-    channel.join_older(earlier.settled if earlier is not None and stays >= earlier.settled else 0)
-    return channel
+    moved = {old.data: old for old in [*[known[n] for n in others], *known[len(items) :]]}
+    for n in [*others, *range(len(items), len(values))]:
+        data = encode_fragment(values[n])
+        items[n : n + 1] = [moved.get(data) or Item(data, piece_bytes)]
+    return ListChannel([*filter(None, items)], earlier)
 
 
 def _unchanged(known: Sequence[Item], values: Sequence[Any]) -> list[Item | None]:
@@ -273,44 +214,12 @@ def _unchanged(known: Sequence[Item], values: Sequence[Any]) -> list[Item | None
     for start in range(0, count, _AT_ONCE):
         end = min(start + _AT_ONCE, count)
         old, new = known[start:end], values[start:end]
-        copies = [*filter(None, [item.own() for item in old])]
+        copies = [*filter(None, [item.copy or item.own() for item in old])]
         if len(copies) == len(old) and are_same(copies, new):
             same += old
         else:
             same += [item if item.is_of(value) else None for item, value in zip(old, new, strict=True)]
     return same
-
-
-def _join_older(items: Sequence[Item], start: int) -> tuple[int, int]:
-    """Make blocks of the items from `start` on, where one may begin; at 0 none does before an item has ended one.
-
-    Answers where the next block begins, for which items are still to come, and the first item that was joined.
-    """
-    begin, size, joined = start, 0, len(items)
-    may_begin = start > 0
-    for n in range(start, len(items)):
-        item = items[n]
-        length = len(item.data)
-        if item.block is not None and item.place == 0 and item.block.takes(items, n):
-            joined = min(joined, n)  # by whoever laid a list like this one
-        is_apart = item.block is not None or length > LARGE_BYTES  # the pieces of a large one will do
-        if is_apart or (may_begin and size + length > MOST_BLOCK_BYTES):
-            if may_begin and _join(items[begin:n]):
-                joined = min(joined, begin)
-            begin, size = n, 0
-        size += length
-        if is_apart or (item.ends_block and (size >= LEAST_BLOCK_BYTES or not may_begin)):
-            if may_begin and not is_apart and _join(items[begin : n + 1]):
-                joined = min(joined, begin)
-            begin, size, may_begin = n + 1, 0, True
-    return begin, joined
-
-
-def _join(items: Sequence[Item]) -> bool:
-    if len(items) < 2 or sum([len(item.data) for item in items]) < LEAST_BLOCK_BYTES:
-        return False
-    Block(items)
-    return True
 
 
 def lay_tree(
@@ -319,7 +228,7 @@ def lay_tree(
     """{names[0]: head, names[1]: {channel: value}} as a tree in parts; in one piece up to `whole_bytes` of values, or
     where no value is long enough for a part."""
     plain = dict_head(2) + _name(names[0]) + head + _name(names[1]) + dict_head(len(channels))
-    if whole_bytes and sum([channel.size_bytes for channel in channels.values()]) <= whole_bytes:
+    if whole_bytes and sum([channel.size_bytes(whole_bytes) for channel in channels.values()]) <= whole_bytes:
         return Encoded(plain + b"".join([_name(name) + channel.encoded() for name, channel in channels.items()]), [])
     parts: list[bytes | Pieces] = []
     for name, channel in channels.items():
