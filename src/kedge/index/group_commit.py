@@ -5,9 +5,9 @@ meanwhile queue. A thread of this object runs all that is queued in one transact
 left, and wakes each with its result. One thread, because its core has in its caches what a commit touches: led by one
 saver after the other, on one core after the other, the same commits take half as long again.
 
-Where a commit takes long, because it goes over a network, the thread waits a moment (`gather_s`) for those it has just
-served: they come back one after another, and whoever just missed a commit waits for two. Not for a disk: how slow it is
-cannot be told from how busy Python is, and on a fast disk such waiting cost an eighth of the rate.
+Where a commit goes over a network, the thread waits for those it has just served, up to half as long as that took
+(`half_as_long`): they come back one after another, and whoever just missed a commit waits for two. Not for a disk: how
+slow it is cannot be told from how busy Python is, and on a fast disk such waiting cost an eighth of the rate.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged, RowChanged)  # raised before anything is changed
 _IDLE_S = 1.0  # then the thread ends
+_MOST_GATHER_S = 0.05  # a commit may have waited for a server that was away
 
 
 class Save(NamedTuple):
@@ -47,13 +48,27 @@ class Waiting(Generic[T]):
         self.wake: threading.Lock | None = None  # made by who queues
 
 
-class GroupCommit:
-    """`run_batch` runs operations in one transaction and sets each one's result or error."""
+def half_as_long(took_s: float) -> float:
+    return min(took_s / 2, _MOST_GATHER_S)
 
-    def __init__(self, run_batch: Callable[[Sequence[Waiting[Any]]], None], *, gather_s: float = 0.0) -> None:
+
+class GroupCommit:
+    """`run_batch` runs operations in one transaction and sets each one's result or error.
+
+    `gather`: how many seconds to wait for others, by what the last commit took.
+    """
+
+    def __init__(
+        self,
+        run_batch: Callable[[Sequence[Waiting[Any]]], None],
+        *,
+        gather: Callable[[float], float] | None = None,
+    ) -> None:
         self._run_batch = run_batch
-        self._gather_s = gather_s
+        self._gather = gather
+        self._took_s = 0.0  # the last commit
         self._crowd = 0  # how many there were at the last commit: in it, or waiting for the next one
+        self._is_complete = threading.Event()  # so many wait again
         self._queue: deque[Waiting[Any]] = deque()
         self._lead = threading.Lock()  # held while anybody commits; passed on to the thread
         self._calling = threading.Lock()
@@ -83,9 +98,11 @@ class GroupCommit:
             self._wait(mine)
 
     def _commit(self, batch: Sequence[Waiting[Any]]) -> None:
+        began = time.monotonic()
         try:
             self._run_batch(batch)
         finally:
+            self._took_s = time.monotonic() - began
             self._crowd = len(batch) + len(self._queue)
 
     def _wait(self, mine: Sequence[Waiting[Any]]) -> None:
@@ -96,6 +113,8 @@ class GroupCommit:
             wakes.append(wake)
         try:
             self._queue.extend(mine)
+            if self._gather is not None and len(self._queue) >= self._crowd:
+                self._is_complete.set()
             if self._lead.acquire(blocking=False):  # who had it may have looked at the queue just before
                 self._pass_on()
             for wake in wakes:
@@ -132,7 +151,7 @@ class GroupCommit:
         """With the lead: until nobody waits."""
         while True:
             has_served = self._serve_batch()
-            if not self._queue and not (has_served and self._crowd > 1 and self._gather_s):
+            if not self._queue and not (has_served and self._crowd > 1 and self._gather is not None):
                 self._lead.release()
                 if not self._queue or not self._lead.acquire(blocking=False):
                     return
@@ -141,8 +160,8 @@ class GroupCommit:
         """Whether anybody waited."""
         batch: list[Waiting[Any]] = []
         try:
-            if self._crowd > 1 and self._gather_s:
-                self._gather()
+            if self._crowd > 1 and self._gather is not None:
+                self._wait_for_crowd(self._gather(self._took_s))
             while self._queue:
                 batch.append(self._queue.popleft())
             if batch:
@@ -165,10 +184,10 @@ class GroupCommit:
                 self._called = None
             return False
 
-    def _gather(self) -> None:
-        until = time.monotonic() + self._gather_s
-        while len(self._queue) < self._crowd and time.monotonic() < until:
-            time.sleep(self._gather_s / 8)
+    def _wait_for_crowd(self, timeout_s: float) -> None:
+        self._is_complete.clear()
+        if len(self._queue) < self._crowd:
+            self._is_complete.wait(timeout_s)
 
 
 def _serve(reference: weakref.ref[GroupCommit], called: threading.Lock) -> None:

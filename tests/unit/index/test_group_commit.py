@@ -92,7 +92,7 @@ def test_those_who_wait_are_one_batch_of_a_thread_of_its_own(
 
 
 def test_where_commits_take_long_those_who_come_back_are_waited_for(batches: Batches, pool: ThreadPoolExecutor) -> None:
-    group = GroupCommit(batches.run, gather_s=WAIT_S)
+    group = GroupCommit(batches.run, gather=lambda took_s: WAIT_S)
     futures = begin(pool, group, batches, [number(0), number(1), number(2)])
     batches.may_go_on.set()
     assert futures[0].result(WAIT_S) == 0
@@ -150,14 +150,11 @@ def test_who_is_interrupted_while_the_thread_begins_leaves_nobody_waiting(
     assert group.run(number(3)) == 3
 
 
-def test_a_thread_that_fails_outside_a_batch_leaves_nobody_waiting(
-    batches: Batches, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: GroupCommit) -> None:
+def test_a_thread_that_fails_outside_a_batch_leaves_nobody_waiting(batches: Batches, pool: ThreadPoolExecutor) -> None:
+    def fail(took_s: float) -> float:
         raise MemoryError
 
-    monkeypatch.setattr(GroupCommit, "_gather", fail)
-    group = GroupCommit(batches.run, gather_s=WAIT_S)
+    group = GroupCommit(batches.run, gather=fail)
     futures = begin(pool, group, batches, [number(0), number(1), number(2)])
     batches.may_go_on.set()
     assert [future.result(WAIT_S) for future in futures] == [0, 1, 2]

@@ -19,7 +19,7 @@ import psycopg
 
 from kedge.errors import LeaseHeld, OutcomeUnknown, StorageError
 from kedge.index.changes import SqlChanges
-from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting, one_by_one
+from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting, half_as_long, one_by_one
 from kedge.index.rows import Row, late_manifests
 from kedge.index.sqlite.connections import survive_forks
 from kedge.index.writes import SqlWrites
@@ -42,7 +42,6 @@ from .writes import PostgresWrites
 
 T = TypeVar("T")
 
-_GATHER_S = 0.001  # for savers who will be back; a commit takes a few of these
 _LOST_ANSWERS = 3  # in a row, until a save gives up
 FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock of its namespace: the server ends it
 
@@ -50,11 +49,12 @@ FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock 
 class PostgresIndex(PostgresReads, SqlChanges):
     """`ports.Index` in a PostgreSQL database whose schema is there (`Server.migrate`)."""
 
+    gathers = True  # savers of the process, for a commit
     row_bytes = 8192  # a longer one is a few pages; a row each for shorter ones costs more than they share
 
     def __init__(self, server: Server, *, namespace: str = "default") -> None:
         super().__init__(server, namespace)
-        self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
+        self._group = GroupCommit(self._run_batch, gather=half_as_long)
         survive_forks(self)
 
     def before_fork(self) -> None:
@@ -62,7 +62,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
 
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
-            self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
+            self._group = GroupCommit(self._run_batch, gather=half_as_long)
 
     def close(self) -> None:
         self._server.close()
