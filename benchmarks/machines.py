@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def postgres(bench: Bench) -> list[Row]:
             theirs.setup()
             heads = [CONFIG, CONFIG]
             rnd = random.Random(1)
+            versions = count(1)  # PostgresSaver writes nothing under a version that it has
             for what, fresh in (("1 MB, one item of 500 changed", False), ("1 MB, all of it new", True)):
                 items = [_text(2000, rnd) for _ in range(500)]
                 samples: tuple[list[float], list[float]] = ([], [])
@@ -66,8 +68,8 @@ def postgres(bench: Bench) -> list[Row]:
                         for i in changed:
                             items[i] = _text(2000, random.Random(f"{n} {i} {which}"))
 
-                        def put(which: int = which, saver: Any = saver, n: int = n, items: list[str] = items) -> None:
-                            heads[which] = _put(saver, heads[which], {"items": items}, n + 1)
+                        def put(which: int = which, saver: Any = saver, items: list[str] = items) -> None:
+                            heads[which] = _put(saver, heads[which], {"items": items}, next(versions))
 
                         samples[which].append(timed(put))
                 target = 0.8 if fresh else 3.0
