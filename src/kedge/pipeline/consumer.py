@@ -23,7 +23,7 @@ from typing import Any
 from kedge.errors import Cancelled, Denied, LeaseHeld, LeaseLost, NoSpace, NotFound, StorageError, Unavailable
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointId, Lease, RunStatus
-from kedge.ports import Stored, Then
+from kedge.ports import Checkpoints, Stored, Then
 
 from .background import stop_background
 from .declaration import Pipeline
@@ -249,20 +249,26 @@ class Worker:
         for job, delayed in self._delayed.items():
             for entry in delayed.due():
                 yield job, entry
+        # All of a short queue, in one look instead of one for each priority.
+        window = 2 * self._concurrency + 8
+        short = {job: page for job in self._jobs if len(page := self._store.list(job, after=0, limit=window)) < window}
         for priority in reversed(PRIORITIES):
             for job in self._jobs:
-                page = self._ready(job, priority)
+                entries = self._ready(job, priority, short.get(job))
                 if self._collided:
-                    shuffle(page)  # several workers want the same ones
-                self._found.extend((job, entry) for entry in page)
+                    shuffle(entries)  # several workers want the same ones
+                self._found.extend((job, entry) for entry in entries)
                 yield from self._use_up()
         self._collided = False
 
-    def _ready(self, job: str, priority: int) -> list[Entry]:
-        """The first that this worker has the pipelines of, however many others are before them."""
-        after, limit = 0, 2 * self._concurrency + 8
+    def _ready(self, job: str, priority: int, known: Checkpoints | None) -> list[Entry]:
+        """The first that this worker has the pipelines of, however many are before them; `known`: all of the job."""
+        after, limit, state = 0, 2 * self._concurrency + 8, ready(priority)
         while True:
-            page = self._store.list(job, tags={"state": ready(priority)}, after=after, limit=limit)
+            if known is None:
+                page = self._store.list(job, tags={"state": state}, after=after, limit=limit)
+            else:
+                page = [record for record in known if record.tags.get("state") == state]
             entries = [entry for entry in entries_of(page) if self._pipelines.has(entry, job)]
             if entries or len(page) < limit:
                 return entries

@@ -146,6 +146,19 @@ def test_priorities_and_delays(store: CheckpointManager, queue: kedge.Queue, mon
     assert done[4:] == ["later"]
 
 
+def test_a_queue_longer_than_a_look_is_carried_out_by_priority(store: CheckpointManager, queue: kedge.Queue) -> None:
+    done: list[int] = []
+
+    @kedge.pipeline
+    def work(number: int) -> None:
+        done.append(number)
+
+    for number in range(12):  # a worker of one thread looks at ten
+        queue.submit(work, number, priority=9 if number == 11 else 1)
+    serve(store, work)
+    assert done == [11, *range(11)]
+
+
 def test_a_failed_run_is_tried_again_and_then_given_up(store: CheckpointManager, queue: kedge.Queue) -> None:
     calls: list[str] = []
     works = False
