@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge.store.request import request_again
 from tests.torture import children
 from tests.torture.children import Child, Report
 from tests.torture.races import Background, gate_after, gate_before
@@ -75,6 +76,22 @@ def test_files_of_a_checkpoint_that_is_deleted_after_it_was_loaded(
         tree.read("file")
     with pytest.raises(kedge.NotFound, match="deleted while it was read"):
         tree.write_to(tmp_path / "back")
+
+
+def test_a_checkpoint_that_is_deleted_before_it_is_branched(user: Manager, other: Manager) -> None:
+    """Also one whose manifest lies in chunks, which are read once more."""
+    states: dict[str, object] = {
+        "packed": random.Random(1).randbytes(100_000),
+        "spilled": {"pages": [bytes(4096)] * 14_000},
+    }
+    for job, state in states.items():
+        source = user.store.read(user.save(job, "step", state))
+        other.delete(job, source[0].id)
+        other.gc()
+        request = request_again(source[0], job="new", parent=None)
+        with pytest.raises(kedge.NotFound, match="deleted meanwhile"):
+            user.store.branch(source, request, actor="test")
+    assert user.list("new") == []
 
 
 def test_chunks_removed_right_after_they_were_found(user: Manager, other: Manager) -> None:

@@ -333,7 +333,14 @@ class Saving(Loading):
 
     def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
         """Save the state of `source` again as `request` says; nothing is copied, both share their chunks."""
-        return self.turns.run(self._branch, source, request, actor)
+        try:
+            return self.turns.run(self._branch, source, request, actor)
+        except Corrupted:
+            if self.knows(source[0].id):
+                raise
+            raise NotFound(
+                f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
+            ) from None
 
     def _branch(self, source: Stored, request: Request, actor: str) -> Checkpoint:
         record = branch_record(*source, request, self.chunks(source[1]), *self._identity(request))
@@ -348,12 +355,7 @@ class Saving(Loading):
                     raise _id_exists(record.id) from None
                 record = replace(record, id=self.new_id(record.step, record.created_us))
             except ChunksGone as gone:
-                if not self.knows(source[0].id):
-                    raise NotFound(
-                        f"the checkpoint to copy to job {record.job} was deleted meanwhile",
-                        hint="choose another one",
-                    ) from gone
-                if self.vault is None or attempt == _MAX_ATTEMPTS:
+                if self.vault is None or attempt == _MAX_ATTEMPTS or not self.knows(source[0].id):
                     raise Corrupted(
                         f"checkpoint {source[0].id} is damaged: {len(gone.digests)} of its chunks cannot be reused",
                         hint="kedge check names what is damaged; choose another one",
