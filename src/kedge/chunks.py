@@ -118,12 +118,7 @@ class Writer(Protocol):
     """What takes the chunks of one save."""
 
     def add(
-        self,
-        pieces: Iterable[Buffer | Deferred],
-        *,
-        size_bytes: int,
-        at_once: int = WORKERS,
-        is_shared: bool = False,
+        self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int, at_once: int = WORKERS, is_shared: bool = False
     ) -> list[Entry]:
         """Take one stream; its entries are complete later. `is_shared` pieces lie in memory that others may change."""
         ...

@@ -138,12 +138,7 @@ class CaringManager:
         return sum(not verdict.reasons for verdict in self.review(policy, job=job_id, dry_run=False))
 
     def apply(
-        self,
-        policy: RetentionPolicy,
-        *,
-        job: str | None = None,
-        dry_run: bool = True,
-        progress: Progress | None = None,
+        self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True, progress: Progress | None = None
     ) -> Plan:
         """Plan what `policy` would delete, in one job or in all; with dry_run=False, delete it.
 

@@ -129,8 +129,7 @@ def parse_duration(duration: timedelta | str) -> timedelta:
         parsed = duration
     if not isinstance(parsed, timedelta) or parsed.microseconds or parsed <= timedelta():
         raise Validation(
-            f"{str(duration)[:40]!r} is not a duration",
-            hint="use whole seconds or more: 90m, 36h, 7d, 2w, 1d12h",
+            f"{str(duration)[:40]!r} is not a duration", hint="use whole seconds or more: 90m, 36h, 7d, 2w, 1d12h"
         )
     return parsed
 

@@ -147,8 +147,7 @@ def gather_keys(master: MasterKey | None, keyrings: Sequence[tuple[str, str, str
     """The keys in keyrings, each with the ID of its store and its namespace."""
     if master is None:
         raise Validation(
-            "this store is encrypted, and no key was given",
-            hint="give it: --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
+            "this store is encrypted, and no key was given", hint="give it: --key, $KEDGE_KEY or $KEDGE_KEY_FILE"
         )
     from kedge.crypto import FoundKeys
 

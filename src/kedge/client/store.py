@@ -107,11 +107,7 @@ class HttpStore(Loading):
         distrusted: Collection[bytes] = (),
         copied: Mapping[str, object] | None = None,
     ) -> Checkpoint:
-        head = {
-            **request.to_json(),
-            "distrusted": [digest.hex() for digest in distrusted],
-            "copied": copied,
-        }
+        head = {**request.to_json(), "distrusted": [digest.hex() for digest in distrusted], "copied": copied}
         path = f"/api/v1/jobs/{quote(request.job, safe='')}/checkpoints"
         return Checkpoint.from_json(self.client.upload(path, SAVE_TYPE, body_of(head, outbox, pack)))
 

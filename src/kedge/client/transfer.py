@@ -39,12 +39,7 @@ class Outbox:
         self._settled: set[bytes] = set()  # the service has these, or they were sent
 
     def add(
-        self,
-        pieces: Iterable[Buffer | Deferred],
-        *,
-        size_bytes: int,
-        at_once: int = WORKERS,
-        is_shared: bool = False,
+        self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int, at_once: int = WORKERS, is_shared: bool = False
     ) -> list[Entry]:
         entries: list[Entry] = []
         self._streams.append((entries, pieces, is_shared))

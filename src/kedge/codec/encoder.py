@@ -306,6 +306,5 @@ def pack_state(state: object, out_of_band_bytes: int, *, is_by_name: bool = Fals
         ) from error
     except RuntimeError as error:  # "dictionary changed size during iteration", or what a library says of its device
         raise Validation(
-            f"the state could not be read: {error}",
-            hint="if another thread changes it meanwhile, save a copy of it",
+            f"the state could not be read: {error}", hint="if another thread changes it meanwhile, save a copy of it"
         ) from error

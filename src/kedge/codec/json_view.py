@@ -225,11 +225,7 @@ def from_json(text: str | bytes) -> Any:
         if not isinstance(text, str):
             text = bytes(text).decode("utf-8-sig")
         state = json.loads(
-            text,
-            object_pairs_hook=_distinct,
-            parse_int=_to_int,
-            parse_float=_to_float,
-            parse_constant=_refuse_constant,
+            text, object_pairs_hook=_distinct, parse_int=_to_int, parse_float=_to_float, parse_constant=_refuse_constant
         )
     except RecursionError:
         raise _too_deep() from None

@@ -24,10 +24,7 @@ def _save(value: pl.DataFrame | pl.Series, ctx: EncodeContext) -> bytes:
     frame.write_ipc_stream(data, compat_level=pl.CompatLevel.newest())
     if _read(memoryview(_head(frame))).schema != frame.schema:
         raise _refuse("a schema that Arrow IPC does not keep", "cast the column that is special")
-    about = {
-        "shape": list(frame.shape),
-        "columns": [f"{name}: {dtype}" for name, dtype in frame.schema.items()],
-    }
+    about = {"shape": list(frame.shape), "columns": [f"{name}: {dtype}" for name, dtype in frame.schema.items()]}
     view = data.getbuffer()
     return ctx.pack([type(value).__name__, about, view.nbytes, ctx.place_bytes(view)])
 

@@ -72,11 +72,7 @@ class Supervision:
     def _begin(self, command: Sequence[str], streams: dict[int, int], *, fresh: bool) -> int:
         if not fresh and snapshot.generations(self.manager, "process", self.key):
             restored = restore_newest(
-                self.manager,
-                "process",
-                self.key,
-                lambda taken: ProcessTarget.of(taken, streams),
-                gpu=self.gpu,
+                self.manager, "process", self.key, lambda taken: ProcessTarget.of(taken, streams), gpu=self.gpu
             )
             what = f"{restored.checkpoint.id} as process {restored.pid}: {_command_of(restored.pid)}"
             self.say(f"restored from {what}")

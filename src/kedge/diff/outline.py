@@ -168,10 +168,7 @@ def with_content(state: StoredState, limit_bytes: int, *, hint: str) -> BufferFi
         room -= summary.size_bytes
         if isinstance(summary, FilesSummary) or room < 0:
             obstacle = "files" if isinstance(summary, FilesSummary) else f"more than {limit_bytes >> 20} MiB of arrays"
-            raise Validation(
-                f"this state holds {obstacle}, which do not go into JSON",
-                hint=hint,
-            )
+            raise Validation(f"this state holds {obstacle}, which do not go into JSON", hint=hint)
         data = base64.b64encode(state.bytes_of(summary)).decode()
         return {"base64": data}
 

@@ -96,9 +96,7 @@ class CheckpointManager:
     """
 
     def __init__(
-        self,
-        storage_dir: str | os.PathLike[str] | None = None,
-        storage_path: str | os.PathLike[str] | None = None,
+        self, storage_dir: str | os.PathLike[str] | None = None, storage_path: str | os.PathLike[str] | None = None
     ) -> None:
         chosen = storage_path if storage_path is not None else storage_dir
         self.storage_dir = self.storage_path = Path("./checkpoints" if chosen is None else chosen)

@@ -255,10 +255,7 @@ def write_all() -> None:
 
 
 def totals(
-    store: CheckpointManager | str | os.PathLike[str] | None = None,
-    *,
-    run: str | None = None,
-    by: tuple[str, ...] = (),
+    store: CheckpointManager | str | os.PathLike[str] | None = None, *, run: str | None = None, by: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], Bill]:
     """Bills by the fields asked for ("model", "run", "step"), of one run or of all; `store` may be a path or a URL."""
     if not isinstance(store, CheckpointManager):

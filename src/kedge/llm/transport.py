@@ -69,12 +69,7 @@ def async_http_client(
 
 
 def _client(
-    kind: str,
-    policy: Policy,
-    store: StoreLike,
-    library: str | None,
-    timeout: Any,
-    options: dict[str, Any],
+    kind: str, policy: Policy, store: StoreLike, library: str | None, timeout: Any, options: dict[str, Any]
 ) -> Any:
     module = _library(library)
     limit = module.Timeout(TIMEOUT_S, connect=CONNECT_S) if timeout is None else timeout

@@ -34,17 +34,7 @@ from kedge.pipeline.approval import Approval, decide_once, decision_of, expire
 from kedge.pipeline.owner import take_lease, walk_jobs
 from kedge.pipeline.wait import parse_seconds
 
-from .execution import (
-    UNREADABLE,
-    ApprovalStatus,
-    Execution,
-    ExecutionState,
-    OnDenied,
-    Step,
-    StepState,
-    Unreadable,
-    now,
-)
+from .execution import UNREADABLE, ApprovalStatus, Execution, ExecutionState, OnDenied, Step, StepState, Unreadable, now
 
 __all__ = [
     "ApprovalStatus", "CheckpointCallback", "ExecutionState", "OnDenied", "StepState", "UnknownExecution", "Workflows",
@@ -131,13 +121,7 @@ class Workflows:
         return step is not None
 
     def approve_checkpoint(
-        self,
-        execution_id: str,
-        checkpoint_name: str,
-        approved: bool,
-        *,
-        actor: str | None = None,
-        comment: str = "",
+        self, execution_id: str, checkpoint_name: str, approved: bool, *, actor: str | None = None, comment: str = ""
     ) -> bool:
         """Decide, once and for good; answers `approved`. Conflict when it was decided, or has expired."""
         approved = parse_decision(approved)

@@ -38,12 +38,7 @@ class Service:
     """A store as the application sees it. Managers are opened when first needed and live as long as the service."""
 
     def __init__(
-        self,
-        store: CheckpointManager | Place | None,
-        runner: object | None,
-        *,
-        namespace: str,
-        limits: Limits,
+        self, store: CheckpointManager | Place | None, runner: object | None, *, namespace: str, limits: Limits
     ) -> None:
         is_open = isinstance(store, CheckpointManager)
         self._key = store.key_source if isinstance(store, CheckpointManager) else None

@@ -29,17 +29,7 @@ import zstandard
 from kedge.blobs.shelter import give_up_if_abandoned
 from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, ZERO, Deferred, Entry, digest_of_zeros, is_zero
 from kedge.errors import Conflict, NotFound, StorageError, Validation
-from kedge.ports import (
-    Blobs,
-    BlobWriter,
-    Buffer,
-    Chunk,
-    ChunksGone,
-    Encoding,
-    IdTaken,
-    KeysChanged,
-    digest_of,
-)
+from kedge.ports import Blobs, BlobWriter, Buffer, Chunk, ChunksGone, Encoding, IdTaken, KeysChanged, digest_of
 
 from .record import Draft, append_record
 
@@ -111,12 +101,7 @@ class ChunkWriter:
         self._is_changing = False  # a guess: as the piece before
 
     def add(
-        self,
-        pieces: Iterable[Buffer | Deferred],
-        *,
-        size_bytes: int,
-        at_once: int = WORKERS,
-        is_shared: bool = False,
+        self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int, at_once: int = WORKERS, is_shared: bool = False
     ) -> list[Entry]:
         """Write one stream, by at most so many workers; its entries are complete after `finish`.
 

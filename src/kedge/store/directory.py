@@ -37,19 +37,7 @@ INDEX = "index.sqlite"
 PACKS = "packs"
 KEYRINGS = "keyrings"
 
-_NETWORK_FILE_SYSTEMS = (
-    "nfs",
-    "cifs",
-    "smb",
-    "9p",
-    "ncpfs",
-    "afs",
-    "ceph",
-    "lustre",
-    "glusterfs",
-    "sshfs",
-    "s3fs",
-)
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "ncpfs", "afs", "ceph", "lustre", "glusterfs", "sshfs", "s3fs")
 _MARKER = re.compile(
     rb"Kedge store\nformat: \d{1,9}\nid: (?P<id>[0-9a-f]{32})\nindex: (?P<index>index(?:-\d{1,9})?\.sqlite)\n"
     rb"encrypted: (?P<encrypted>yes|no)\nwritten by: [0-9A-Za-z.+-]{1,64}\n(?:[a-z ]{1,32}: [^\n]*\n)*"

@@ -63,10 +63,7 @@ class _Holding:
         self._stop = threading.Event()
         me = weakref.ref(self)  # an interrupt may drop the holder anywhere: then the lease is given back too
         self._thread = threading.Thread(
-            target=_renew,
-            args=(me, leases, self.lease, self._stop, ttl_s / 3),
-            name=f"kedge-lease-{job}",
-            daemon=True,
+            target=_renew, args=(me, leases, self.lease, self._stop, ttl_s / 3), name=f"kedge-lease-{job}", daemon=True
         )
         self._thread.start()
 

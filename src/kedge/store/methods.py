@@ -262,7 +262,6 @@ class ReadingManager:
         checkpoint = self.get(checkpoint_id)
         if checkpoint.job != parse_name("job", job_id):
             raise NotFound(
-                f"checkpoint {checkpoint_id} not found in job {job_id}",
-                hint=f"it belongs to job {checkpoint.job}",
+                f"checkpoint {checkpoint_id} not found in job {job_id}", hint=f"it belongs to job {checkpoint.job}"
             )
         return checkpoint

@@ -46,8 +46,7 @@ def refuse_others(path: Path) -> None:
     foreign = [entry.name for entry in path.iterdir() if entry.name != INSIDE] if path.exists() else []
     if foreign:
         raise NotAStore(
-            f"{path} is no store of files and holds others ({min(foreign)}, …)",
-            hint="give an empty or new directory",
+            f"{path} is no store of files and holds others ({min(foreign)}, …)", hint="give an empty or new directory"
         )
 
 

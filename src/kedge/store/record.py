@@ -44,13 +44,7 @@ _OF_CHUNK = ("digest", "size_bytes", "stored_bytes", "encoding", "pack", "offset
 
 
 def new_record(
-    request: Request,
-    checkpoint_id: CheckpointId,
-    created_us: int,
-    size_bytes: int,
-    packed: bytes,
-    *,
-    content: bytes,
+    request: Request, checkpoint_id: CheckpointId, created_us: int, size_bytes: int, packed: bytes, *, content: bytes
 ) -> NewCheckpoint:
     """The index record of a save whose chunks are still to be added.
 
@@ -93,11 +87,7 @@ def branch_record(
     shared = sorted(set(chunks))
     record = new_record(request, checkpoint_id, created_us, source.size_bytes, packed, content=b"")
     return replace(
-        record,
-        codec=source.codec,
-        has_chunks=bool(shared),
-        reused_chunks=shared,
-        request_digest=record.digest,
+        record, codec=source.codec, has_chunks=bool(shared), reused_chunks=shared, request_digest=record.digest
     )
 
 

@@ -138,7 +138,6 @@ def _metadata_json(metadata: Mapping[str, object]) -> str:
         raise Validation("metadata has a key that is not text", hint="use text keys")
     if size > MAX_METADATA_BYTES:
         raise Validation(
-            f"metadata takes {size:,} bytes, at most {MAX_METADATA_BYTES:,} fit",
-            hint="put it into the state instead",
+            f"metadata takes {size:,} bytes, at most {MAX_METADATA_BYTES:,} fit", hint="put it into the state instead"
         )
     return text

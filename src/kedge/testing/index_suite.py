@@ -258,11 +258,7 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
         assert answered == [saves[0][0].id, keyed.id, keyed.id, saves[6][0].id]
         assert [c.id for c in index.list("job")] == [taken, saves[0][0].id, keyed.id]
         saved = [(event.actor, event.checkpoint) for event in index.events() if event.action == "save"]
-        assert saved[1:] == [
-            ("ann", saves[0][0].id),
-            ("ann", keyed.id),
-            ("cleo", saves[6][0].id),
-        ]
+        assert saved[1:] == [("ann", saves[0][0].id), ("ann", keyed.id), ("cleo", saves[6][0].id)]
         assert index.commit_each([]) == []
 
     def test_commit_each_beside_threads_that_commit(self, index: Index) -> None:

@@ -69,11 +69,7 @@ def mark_killed(container: CalledContainer) -> None:
 
 
 def _checkpoint(
-    container: CalledContainer,
-    *,
-    leave_running: bool,
-    image_path: Path | None = None,
-    deadline_s: float | None = None,
+    container: CalledContainer, *, leave_running: bool, image_path: Path | None = None, deadline_s: float | None = None
 ) -> None:
     # Imported here, because other signals than TERM, which every engine sends, do without
     from kedge.containers.bundle import ContainerSource

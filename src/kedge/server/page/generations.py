@@ -174,10 +174,7 @@ def _facts(newest: Checkpoint, state: Mapping[str, Any]) -> list[tuple[str, str]
         ("Network", str(newest.metadata.get("network", ""))),
         ("Pod", "/".join(map(str, pod.values()))[:200] if isinstance(pod, Mapping) else str(pod or "")),
         ("Kernel", str(host.get("kernel", "")) if isinstance(host, Mapping) else ""),
-        (
-            "Files",
-            {"overlay": "what it changed", "directory": "all of them"}.get(files, ""),
-        ),
+        ("Files", {"overlay": "what it changed", "directory": "all of them"}.get(files, "")),
         ("Not saved", count_of(len(sockets), "socket") if isinstance(sockets, list) and sockets else ""),
     ]
     return [(label, text) for label, text in facts if text]

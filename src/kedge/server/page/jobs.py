@@ -49,11 +49,7 @@ class JobRow:
 
 
 # Jobs that Kedge keeps for itself, in words.
-_OWN = {
-    "llm:cache": "cached LLM answers",
-    "llm:calls": "the cost of LLM calls",
-    "llm:flights": "LLM calls in progress",
-}
+_OWN = {"llm:cache": "cached LLM answers", "llm:calls": "the cost of LLM calls", "llm:flights": "LLM calls in progress"}
 
 
 @router.get("/")

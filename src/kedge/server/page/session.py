@@ -27,9 +27,7 @@ async def login(request: Request, next: Annotated[str, Query(max_length=2000)] =
 @router.post("/login")
 @auth.public
 async def sign_in(
-    request: Request,
-    token: Annotated[str, Form(max_length=200)],
-    next: Annotated[str, Form(max_length=2000)] = "",
+    request: Request, token: Annotated[str, Form(max_length=200)], next: Annotated[str, Form(max_length=2000)] = ""
 ) -> Response:
     root = request.scope.get("root_path", "")
     wanted = next.removeprefix(root) if _NEXT.fullmatch(next) else "/"

@@ -118,13 +118,7 @@ async def decide_approval(access: Writes, wish: run_schemas.Decide) -> Any:
     """Approve or deny, for good: a second decision is a conflict. The token's name is kept with it."""
     actor = access.caller.actor
     await access.ask(lambda store: decide(store, wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment))
-    return {
-        "run": wish.run,
-        "name": wish.name,
-        "approved": wish.approved,
-        "actor": actor,
-        "comment": wish.comment,
-    }
+    return {"run": wish.run, "name": wish.name, "approved": wish.approved, "actor": actor, "comment": wish.comment}
 
 
 def _pending(store: CheckpointManager, name: str) -> Iterator[dict[str, Any]]:

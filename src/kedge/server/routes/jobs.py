@@ -21,12 +21,7 @@ NameCursor = Annotated[schemas.Name | None, Query(description="Continue listing 
 
 
 @router.get("/jobs", response_model=schemas.JobPage)
-async def list_jobs(
-    access: Reads,
-    prefix: Prefix = "",
-    limit: PageSize = 50,
-    cursor: NameCursor = None,
-) -> Any:
+async def list_jobs(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> Any:
     """Jobs by name."""
     jobs = await access.ask(lambda store: store.jobs(prefix, limit + 1, cursor))
     page = jobs[:limit]

@@ -31,11 +31,7 @@ LOOKED_AT = 500  # jobs one request looks at, however few of them are runs (I6)
 
 
 def page_of(
-    store: CheckpointManager,
-    prefix: str,
-    after: str | None,
-    limit: int,
-    look: Callable[[str], Iterator[T]],
+    store: CheckpointManager, prefix: str, after: str | None, limit: int, look: Callable[[str], Iterator[T]]
 ) -> tuple[list[T], str | None]:
     """What `look` finds in jobs by name, at least `limit` if there are so many, and where to go on."""
     entries: list[T] = []
