@@ -53,8 +53,10 @@ def entries() -> tuple[Entry, ...]:
     """The table, parsed when it is first needed: nobody pays for it while all goes well."""
     import tomllib
 
-    table = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())["cause"]
-    return tuple(Entry(row["code"], tuple(map(re.compile, row["lines"])), row["cause"], row["fix"]) for row in table)
+    table = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
+    return tuple(
+        Entry(code, tuple(map(re.compile, row["lines"])), row["cause"], row["fix"]) for code, row in table.items()
+    )
 
 
 def explain(text: str) -> Cause | None:
