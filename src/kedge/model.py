@@ -239,16 +239,8 @@ class Job:
 
     def to_json(self) -> Document:
         """The fields as JSON, as commands and the service return them."""
-        return {
-            "name": self.name,
-            "checkpoints": self.checkpoints,
-            "last_seq": self.last_seq,
-            "size_bytes": self.size_bytes,
-            "stored_bytes": self.stored_bytes,
-            "created_at": self.created_at.isoformat(),
-            "updated_at": self.updated_at.isoformat(),
-            "retention": None if self.retention is None else json.loads(self.retention),
-        }
+        times = {"created_at": self.created_at.isoformat(), "updated_at": self.updated_at.isoformat()}
+        return {**_own(self), **times, "retention": None if self.retention is None else json.loads(self.retention)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Job:
@@ -290,16 +282,7 @@ class Event:
 
     def to_json(self) -> Document:
         """The fields as JSON, as commands and the service return them."""
-        return {
-            "id": self.id,
-            "at": self.at.isoformat(),
-            "actor": self.actor,
-            "action": self.action,
-            "job": self.job,
-            "checkpoint": self.checkpoint,
-            "detail": json.loads(self.detail),
-            "chain": self.chain,
-        }
+        return {**_own(self), "at": self.at.isoformat(), "detail": json.loads(self.detail)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Event:
@@ -318,6 +301,10 @@ class EventChain:
     entries: int
     head: str  # `chain` of the last entry that follows from all before it, hex
     broken_at: int | None = None  # the first that does not: it, or one before it, was altered or removed
+
+
+def _own(value: Job | Event) -> Document:
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

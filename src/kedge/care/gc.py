@@ -100,7 +100,7 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
     uses = {use.pack: use for use in store.index.packs()}
     present = list(store.blobs.packs())
     joins = _has_many_small(size for _, size in present)
-    locked = store.index.locked().keys()
+    closed = store.index.closed_namespaces().keys()
     removed = rewritten = bytes_freed = 0
     for done, (pack, size) in enumerate(present, 1):
         rows = store.index.chunks_of(pack)
@@ -108,7 +108,7 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
         live_bytes = uses[pack].live_bytes - sum(unnamed) if pack in uses else 0
         is_garbage = live_bytes <= 0
         is_rewritten = not is_garbage and _is_sparse(live_bytes, size, joins) and len(unnamed) < len(rows)
-        if (is_garbage or is_rewritten) and _may_go(store, pack, locked):
+        if (is_garbage or is_rewritten) and _may_go(store, pack, closed):
             removed, rewritten = removed + is_garbage, rewritten + is_rewritten
             bytes_freed += size - max(0, live_bytes)
         if progress:
@@ -125,11 +125,11 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
 def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:
     """Delete the packs that nothing names; answers how many went, how many stayed, and the bytes of those."""
     used = {use.pack for use in store.index.packs()}
-    locked = store.index.locked().keys()
+    closed = store.index.closed_namespaces().keys()
     removed = left = bytes_kept = 0
     present = list(store.blobs.packs())
     for done, (pack, size) in enumerate(present, 1):
-        if pack not in used and _may_go(store, pack, locked) and _remove(store, pack):
+        if pack not in used and _may_go(store, pack, closed) and _remove(store, pack):
             removed += 1
         else:
             left += 1
@@ -147,15 +147,15 @@ def _is_garbage(store: LocalStore, pack: str) -> bool:
     return store.index.condemn(pack)
 
 
-def _may_go(store: LocalStore, pack: str, locked: Collection[str]) -> bool:
+def _may_go(store: LocalStore, pack: str, closed: Collection[str]) -> bool:
     """Whether no namespace that waits for a rebuild with its key can need a pack (I3).
 
-    A save tells of itself in its last pack only: while a namespace is locked, a pack that tells of nobody may be its.
+    A save tells of itself in its last pack only: while a namespace is closed, a pack that tells of nobody may be its.
     """
-    if not locked:
+    if not closed:
         return True
     namespaces = _namespaces_in(store, pack)
-    return bool(namespaces) and namespaces.isdisjoint(locked)
+    return bool(namespaces) and namespaces.isdisjoint(closed)
 
 
 def _namespaces_in(store: LocalStore, pack: str) -> set[str]:
@@ -178,10 +178,10 @@ def _compact(store: LocalStore) -> tuple[int, list[str]]:
     sizes = dict(store.blobs.packs())
     rewritten, damaged = 0, []
     joins = _has_many_small(sizes.values())
-    locked = store.index.locked().keys()
+    closed = store.index.closed_namespaces().keys()
     for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # what needs least space frees some
         size = sizes.get(use.pack)
-        if size is None or not _is_sparse(use.live_bytes, size, joins) or not _may_go(store, use.pack, locked):
+        if size is None or not _is_sparse(use.live_bytes, size, joins) or not _may_go(store, use.pack, closed):
             continue
         try:
             rewritten += _rewrite_confirmed(store, use.pack)

@@ -102,7 +102,7 @@ class LocalCare:
         return stats(self._store, job)
 
     def rebuild(self, *, actor: str, progress: Progress | None) -> RebuildReport:
-        from .rebuild import rebuild, still_locked
+        from .rebuild import rebuild, still_closed
 
         keys = None if self._lock is None else find_keys(self._store, self._lock)
 
@@ -119,7 +119,7 @@ class LocalCare:
         if self._url == "memory:":
             raise Validation("a store in memory has no packs to rebuild from", hint="its index cannot get lost alone")
         report = rebuild(self._store.blobs, opened, actor=actor, keys=keys, progress=progress)
-        self._store.index.accept(still_locked(self._store.index, report.closed))
+        self._store.index.accept(still_closed(self._store.index, report.closed))
         if self._store.vault is not None:
             self._store.vault.refresh()
         return report

@@ -99,9 +99,9 @@ def rebuild(
     return RebuildReport(len(packs), count, added, from_packs, tuple(corrupted), dict(opening.locked), closed)
 
 
-def still_locked(index: Index, closed: Mapping[str, str]) -> dict[str, str]:
+def still_closed(index: Index, closed: Mapping[str, str]) -> dict[str, str]:
     """Of the namespaces that a rebuild left closed, those that no rebuild has read since the index was lost."""
-    before = index.locked()
+    before = index.closed_namespaces()
     try:
         index.refuse_older()
     except Corrupted:

@@ -357,11 +357,11 @@ class EncryptedIndex(SealedRows):
     def refuse_older(self) -> None:
         self.inner.refuse_older()
 
-    def accept(self, locked: Mapping[str, str]) -> None:
-        self.inner.accept(locked)
+    def accept(self, closed: Mapping[str, str]) -> None:
+        self.inner.accept(closed)
 
-    def locked(self) -> Mapping[str, str]:
-        return self.inner.locked()
+    def closed_namespaces(self) -> Mapping[str, str]:
+        return self.inner.closed_namespaces()
 
     def make_room(self) -> bool:
         return self.inner.make_room()

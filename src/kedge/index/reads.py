@@ -320,7 +320,7 @@ class SqlReads:
         row = self._one("SELECT value FROM main.meta WHERE key = ?", f"keyring:{self.namespace}")
         return None if row is None else row[0]
 
-    def locked(self) -> Mapping[str, str]:
+    def closed_namespaces(self) -> Mapping[str, str]:
         row = self._one("SELECT value FROM main.meta WHERE key = 'locked'")
         return {} if row is None else json.loads(row[0])
 

@@ -182,14 +182,14 @@ class Index(Catalogue, Protocol):
         """Corrupted if the store once had a newer index than this one: gc would remove what only packs know (I3)."""
         ...
 
-    def accept(self, locked: Mapping[str, str]) -> None:
+    def accept(self, closed: Mapping[str, str]) -> None:
         """From now on this index counts, though the store had a newer one: a rebuild has read the packs.
 
-        But for saves of the `locked` namespaces, of whatever store, which are under the key with this ID.
+        But for saves of the `closed` namespaces, of whatever store, which are under the key with this ID.
         """
         ...
 
-    def locked(self) -> Mapping[str, str]:
+    def closed_namespaces(self) -> Mapping[str, str]:
         """Those of the last `accept`: packs may hold saves of theirs that no index knows, and gc keeps them (I3)."""
         ...
 

@@ -140,21 +140,13 @@ class NewCheckpoint:
     @classmethod
     def of(cls, source: Checkpoint, manifest: bytes) -> NewCheckpoint:
         """The record of a checkpoint that exists, but for its number, status, idempotency key and chunks."""
+        same = {name: getattr(source, name) for name in _KEPT}
         return cls(
-            id=source.id,
-            job=source.job,
-            step=source.step,
-            level=source.level,
+            **same,
             created_us=to_us(source.created_at),
-            size_bytes=source.size_bytes,
             stored_bytes=len(manifest),
             digest=digest_of(manifest),
-            codec=source.codec,
-            schema_version=source.schema_version,
             manifest=manifest,
-            parent=source.parent,
-            tags=source.tags,
-            is_pinned=source.is_pinned,
             metadata_json=json.dumps(dict(source.metadata), ensure_ascii=False, separators=(",", ":")),
         )
 
@@ -165,6 +157,10 @@ class NewCheckpoint:
             self.size_bytes, self.stored_bytes, digest, self.codec, self.schema_version, self.tags, self.is_pinned,
             _decode(self.metadata_json) if self.metadata_json != "{}" else {},
         )  # fmt: skip
+
+
+# What a record of a checkpoint that exists takes over as it is.
+_KEPT = set(NewCheckpoint.__slots__) & set(Checkpoint.__slots__) - {"seq", "status", "stored_bytes", "digest"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kedge.errors import Validation
@@ -66,20 +66,8 @@ class Request:
 
 def request_of(record: NewCheckpoint) -> Request:
     """What would save this record as it is."""
-    return Request(
-        job=record.job,
-        step=record.step,
-        level=record.level,
-        parent=record.parent,
-        tags=dict(record.tags),
-        metadata_json=record.metadata_json,
-        is_pinned=record.is_pinned,
-        schema_version=record.schema_version,
-        idempotency_key=record.idempotency_key,
-        takes_key_from=record.takes_key_from,
-        checkpoint_id=record.id,
-        created_us=record.created_us,
-    )
+    same = {field.name: getattr(record, field.name) for field in fields(Request) if hasattr(record, field.name)}
+    return Request(**same | {"tags": dict(record.tags), "checkpoint_id": record.id})
 
 
 def request_again(checkpoint: Checkpoint, **changes: Any) -> Request:

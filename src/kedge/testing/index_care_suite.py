@@ -422,10 +422,10 @@ class IndexCareSuite(IndexFixtures):
             mine.refuse_older()
 
     def test_namespaces_that_a_rebuild_left_closed(self, index: Index, peer: Index) -> None:
-        assert index.locked() == {}
-        for locked in ({"other": "a key"}, {}):
-            index.accept(locked)
-            assert (index.locked(), peer.locked()) == (locked, locked)
+        assert index.closed_namespaces() == {}
+        for closed in ({"other": "a key"}, {}):
+            index.accept(closed)
+            assert (index.closed_namespaces(), peer.closed_namespaces()) == (closed, closed)
 
     def test_saves_go_on_when_room_was_made(self, index: Index) -> None:
         first = save(index)[0]

@@ -300,9 +300,9 @@ class PostgresIndex(PostgresReads, SqlChanges):
     def refuse_older(self) -> None:
         """Nothing here knows what another database had."""
 
-    def accept(self, locked: Mapping[str, str]) -> None:
-        if locked != self.locked():
-            self._write_again(lambda writes: writes.set_locked(locked))
+    def accept(self, closed: Mapping[str, str]) -> None:
+        if closed != self.closed_namespaces():
+            self._write_again(lambda writes: writes.set_locked(closed))
 
     def make_room(self) -> bool:
         return False  # the disk is the server's

@@ -185,9 +185,9 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
                     hint="put the newer one back, or run kedge rebuild, which adds what the packs know",
                 )
 
-    def accept(self, locked: Mapping[str, str]) -> None:
-        if locked != self.locked():
-            self._change(lambda writes: writes.set_locked(locked))
+    def accept(self, closed: Mapping[str, str]) -> None:
+        if closed != self.closed_namespaces():
+            self._change(lambda writes: writes.set_locked(closed))
         if self._state is None:
             return
         with self._lent() as db:
