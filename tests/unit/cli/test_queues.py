@@ -157,7 +157,7 @@ def test_a_bad_name_of_a_queue_is_named_as_it_was_typed(run: Run, store: Path) -
     for command in (("queue", "list", "a b"), ("schedule", "list", "a b")):
         assert "'a b' is not a valid queue name" in run(*command, code=3).stderr
     assert "at most 112 characters" in run("queue", "list", "a" * 113, code=3).stderr
-    run("queue", "list", "a" * 112)
+    run("queue", "list", "a" * 112, code=4)
     run("schedule", "list", "a" * 112)
 
 
