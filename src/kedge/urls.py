@@ -49,6 +49,9 @@ def find_lock(key: bytes | str | None, encrypt_names: bool | None) -> Lock | Non
         raise Validation(f"encrypt_names={encrypt_names!r}", hint="use True or False")
     if isinstance(key, str) and key == "none":
         return None
+    for name in ("KEDGE_KEY", "KEDGE_KEY_FILE") if key is None else ():
+        if os.environ.get(name, "set").strip() == "":  # else what was meant to be encrypted would not be
+            raise Validation(f"${name} is empty", hint="set it to a key, or unset it; KEDGE_KEY=none: no encryption")
     if key is None and not os.environ.get("KEDGE_KEY") and not os.environ.get("KEDGE_KEY_FILE"):
         if encrypt_names:
             raise Validation("encrypt_names needs a key", hint="give key=, or make one: kedge key new")

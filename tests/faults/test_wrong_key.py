@@ -46,7 +46,7 @@ def lose_index(url: str, *, keyrings: bool) -> None:
 
 def run(command: str, url: str, key: str | None) -> int:
     words = [*command.split(), "--store", url]
-    return CliRunner().invoke(cli, words, env={"KEDGE_KEY": key or "", "KEDGE_KEY_FILE": ""}).exit_code
+    return CliRunner().invoke(cli, words, env={"KEDGE_KEY": key, "KEDGE_KEY_FILE": None}).exit_code
 
 
 def packs_of(url: str) -> dict[str, bytes]:

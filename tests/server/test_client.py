@@ -345,6 +345,13 @@ def test_why_a_service_cannot_be_reached(url: str) -> None:
             with kedge.open(address) as remote, pytest.raises(kedge.errors.Unavailable, match=reason) as failed:
                 remote.save("j", "s", 1)
             assert "repeat saves" not in failed.value.hint  # nothing was sent
+            assert failed.value.__suppress_context__  # one message, no chain of tracebacks
+    with (
+        pytest.raises(kedge.CheckpointError, match="nothing at this address") as wrong,
+        kedge.open(f"{url}/x") as remote,
+    ):
+        remote.jobs()
+    assert "without a path" in wrong.value.hint
 
 
 def test_keys_are_not_shown_over_http(url: str) -> None:

@@ -141,7 +141,8 @@ def test_other_addresses_need_a_token(tmp_path: Path) -> None:
     place = str(tmp_path / "store")
     refused = CliRunner().invoke(cli, ["--store", place, "serve", "--host", "0.0.0.0", "--port", "0"])
     assert refused.exit_code == 3
-    assert "token" in refused.stderr
+    assert f"kedge --store {place} token create NAME" in refused.stderr
+    assert not Path(place).exists()
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
@@ -151,6 +152,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert refused.exit_code == 7
     assert f"127.0.0.1:{port} cannot be served: Address already in use" in refused.stderr
     assert "--port" in refused.stderr
+    assert not (tmp_path / "store").exists()
 
 
 def test_the_token_commands(tmp_path: Path) -> None:

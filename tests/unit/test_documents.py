@@ -120,6 +120,17 @@ def test_the_release_of_the_pipelines_waits_for_a_person_and_for_rows(tmp_path: 
     assert in_shell(tmp_path, "release.py") == "ada approved 2 rows\n"
 
 
+def test_the_nightly_run_of_the_pipelines_is_forked_and_compared(tmp_path: Path) -> None:
+    (tmp_path / "nightly.py").write_text(titled("docs/pipelines.md", "nightly.py"))
+    in_shell(tmp_path, "-m", "kedge", "run", "nightly.py:nightly", "--id", "monday", "--arg", "day=monday")
+    fork = ("-m", "kedge", "runs", "fork", "monday", "--from", "clean", "--key", "again")
+    assert "1 step reused, 2 to run again" in in_shell(tmp_path, *fork)
+    in_shell(tmp_path, *fork, "--arg", "region=eu", "--apply")
+    in_shell(tmp_path, "-m", "kedge", "runs", "resume", "again")
+    shown = in_shell(tmp_path, "-m", "kedge", "runs", "diff", "monday", "again")
+    assert shown.endswith("the runs differ: 2 steps same, 1 step different\n")
+
+
 def test_a_worker_executes_what_the_pipelines_submit(tmp_path: Path) -> None:
     (tmp_path / "ocr.py").write_text(titled("docs/pipelines.md", "ocr.py"))
     asking = subprocess.Popen([sys.executable, "ocr.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)

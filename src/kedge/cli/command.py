@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
+_OF_NO_STORE = ("key", "doctor", "completion", "demo", "copy", "sync", "pod", "process", "preempt")
 LEVELS = click.Choice(["pipeline", "stage", "step", "substep"])
 
 
@@ -34,7 +35,19 @@ class Session(NamedTuple):
         """The store. Only commands that save may create one; for others a missing store is NotFound."""
         from kedge.manager import CheckpointManager
 
+        if not self.as_json:
+            self._warn_of_open_key()
         return CheckpointManager(self.store, namespace=self.namespace, create=create, key=self.key)
+
+    def _warn_of_open_key(self) -> None:
+        """If any user of the machine can read the file of the key."""
+        key = self.key or os.environ.get("KEDGE_KEY") or f"file:{os.environ.get('KEDGE_KEY_FILE', '')}"
+        path = key.removeprefix("file:")
+        try:
+            if path and path != key and os.stat(path).st_mode & 0o004:
+                click.echo(f"warning: every user can read the key file {path}; chmod 600 {path}", err=True)
+        except (OSError, ValueError):
+            pass  # reading it says why
 
     def of_memory(self) -> Session:
         """The same where the memory of containers and processes is kept: in a namespace of its own, which no token for
@@ -42,6 +55,32 @@ class Session(NamedTuple):
         from kedge.containers.runtime.early import NAMESPACE
 
         return self._replace(namespace=NAMESPACE) if self.namespace == "default" else self
+
+    def in_this_store(self, text: str) -> str:
+        """A text for people whose `kedge COMMAND` is completed by the options that name the store of this command."""
+        import re
+
+        from .app import NAMES
+
+        if not (options := self._options()) or "--store" in text:
+            return text
+        names = "|".join(name for name in NAMES if name not in _OF_NO_STORE)
+        return re.sub(rf"(?<![\w/.-])kedge (?=(?:{names})\b)", lambda _: f"kedge {options} ", text)
+
+    def _options(self) -> str:
+        """As they were given; not what the environment or a default says, and no secret."""
+        from shlex import join
+
+        from kedge.manager import without_secrets
+
+        words: list[str] = []
+        if self.store is not None:
+            words += ["--store", self.store if without_secrets(self.store) == self.store else "URL"]
+        if self.namespace != "default":
+            words += ["--namespace", self.namespace]
+        if self.key is not None and self.key.startswith(("file:", "command:")):
+            words += ["--key", self.key]
+        return join(words)
 
     @property
     def url(self) -> str:
@@ -120,7 +159,14 @@ def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Cal
         def call(
             store: str | None, namespace: str | None, as_json: bool, store_key: str | None = None, **rest: Any
         ) -> None:
-            function(_session(store, namespace, store_key, as_json), **rest)
+            from kedge.errors import CheckpointError
+
+            session = _session(store, namespace, store_key, as_json)
+            try:
+                function(session, **rest)
+            except CheckpointError as error:
+                error.hint = session.in_this_store(error.hint)
+                raise
 
         taken = {spelling for param in own for spelling in param.opts}
         # A command may use the word for something of its own; the shared option then stands before the command.

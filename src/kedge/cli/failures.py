@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 import click
 
@@ -24,6 +25,12 @@ IN_OUR_WORDS = {
     "larger data belongs into metadata=": "larger data belongs into --metadata",
     "convert it with str(), or put it into metadata=": "shorten it, or put it into --metadata",
     "for another 0 s": "for less than a second",
+    "every_s": "--every",
+    "jitter_s": "--jitter",
+    "use another key=": "use another key (--id)",
+    "key=, --key, $KEDGE_KEY": "--key, $KEDGE_KEY",
+    "give key=, or make one": "give --key, or make one",
+    "open it with create=True": "kedge migrate makes it, and so does the first save",
 }
 
 
@@ -63,6 +70,13 @@ def in_our_words(text: str) -> str:
     return text
 
 
+def _near(option: str, others: Iterable[str]) -> list[str]:
+    """Of the options that click takes for similar, the one that may be meant: its dashes are no likeness."""
+    from kedge.errors import did_you_mean
+
+    return [other for other in others if did_you_mean(option.strip("-"), [other.strip("-")])][:1]
+
+
 def describe(error: BaseException) -> tuple[str, str, str, int]:
     """(code, message, hint, exit code) of anything that may end a command."""
     from kedge.errors import CheckpointError, storage_error
@@ -72,6 +86,9 @@ def describe(error: BaseException) -> tuple[str, str, str, int]:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return "usage", "no command given", "see kedge --help", USAGE
     if isinstance(error, click.UsageError):
+        if isinstance(error, click.NoSuchOption):
+            near = _near(error.option_name, error.possibilities or ())
+            error = click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx)
         where = error.ctx.command_path if error.ctx else "kedge"
         return "usage", " ".join(error.format_message().split()), f"see {where} --help", USAGE
     if isinstance(error, click.ClickException):

@@ -187,7 +187,7 @@ class AsyncClient(Endpoints):
 
 
 class _reaching:  # noqa: N801 - reads as a verb where it is used
-    """What the network does wrong is Unavailable."""
+    """What the network does wrong is Unavailable, in one message: the errors of the libraries below say no more."""
 
     def __init__(self, base: str, *, is_read: bool = False) -> None:
         self._base = base
@@ -198,14 +198,14 @@ class _reaching:  # noqa: N801 - reads as a verb where it is used
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             reason, hint = _why_no_connection(error)
-            raise Unavailable(f"cannot reach {self._base}: {reason}", hint=hint) from error
+            raise Unavailable(f"cannot reach {self._base}: {reason}", hint=hint) from None
         if isinstance(error, httpx.InvalidURL):
-            raise _no_address(self._base) from error
+            raise _no_address(self._base) from None
         if isinstance(error, httpx.HTTPError):
             hint = "is the service running there?"
             if not self._is_read:
                 hint += " What was sent may have arrived: repeat saves with the same idempotency key"
-            raise Unavailable(f"{self._base} does not answer: {type(error).__name__}", hint=hint) from error
+            raise Unavailable(f"{self._base} does not answer: {type(error).__name__}", hint=hint) from None
 
 
 def _why_no_connection(error: BaseException) -> tuple[str, str]:
@@ -231,8 +231,8 @@ def _content(answer: httpx.Response) -> Any:
     try:
         error = error_of(answer.json(), answer.status_code)
     except (ValueError, KeyError, TypeError):
-        detail, hint = f"the service answered {answer.status_code}", "is this a Kedge service?"
-        error = _kind("", answer.status_code)(detail, hint=hint)
+        hint = "is this a Kedge service? Its address is http://host:7420, without a path"
+        error = _kind("", answer.status_code)(f"the service answered {answer.status_code}", hint=hint)
     raise error
 
 

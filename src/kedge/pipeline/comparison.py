@@ -17,7 +17,7 @@ class StepComparison:
     """A step of one run, or of both."""
 
     path: str
-    verdict: str  # same, differs, only in the first, only in the second
+    verdict: str  # same, different, only in the first, only in the second
     reason: str
     first: str | None  # the checkpoints of its newest results, for `kedge diff`
     second: str | None
@@ -44,15 +44,15 @@ def _compare(path: str, ours: StepHistory | None, theirs: StepHistory | None) ->
     if ours.is_map and theirs.is_map:
         counts = [(history.items, history.failed_items) for history in (ours, theirs)]
         reason = "" if counts[0] == counts[1] else f"{ours.items:,} and {theirs.items:,} items"
-        return StepComparison(path, "differs" if reason else "same", reason or f"{ours.items:,} items", None, None)
+        return StepComparison(path, "different" if reason else "same", reason or f"{ours.items:,} items", None, None)
     before, after = _newest(ours), _newest(theirs)
     ids = (None if before is None else before.id, None if after is None else after.id)
     if before is None or after is None:
         failed = [name for name, record in (("first", before), ("second", after)) if record is None]
-        verdict = "same" if len(failed) == 2 else "differs"
+        verdict = "same" if len(failed) == 2 else "different"
         return StepComparison(path, verdict, f"failed in the {' and the '.join(failed)}", *ids)
     is_same = before.digest == after.digest
-    return StepComparison(path, "same" if is_same else "differs", "; ".join(_reasons(before, after, is_same)), *ids)
+    return StepComparison(path, "same" if is_same else "different", "; ".join(_reasons(before, after, is_same)), *ids)
 
 
 def _newest(history: StepHistory | None) -> Checkpoint | None:
@@ -60,13 +60,13 @@ def _newest(history: StepHistory | None) -> Checkpoint | None:
 
 
 def _reasons(before: Checkpoint, after: Checkpoint, is_same: bool) -> Iterator[str]:
+    """What differs, and the result last: it may be the same all the same."""
     ours, theirs = _inputs(before), _inputs(after)
     if changed := sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)):
-        yield f"other inputs: {', '.join(changed)}"
+        yield f"different inputs: {', '.join(changed)}"
     if before.metadata.get("version") != after.metadata.get("version"):
-        yield "another version"
-    if not is_same:
-        yield "another result"
+        yield "different version"
+    yield "same result" if is_same else "different result"
 
 
 def _inputs(record: Checkpoint) -> Mapping[str, object]:

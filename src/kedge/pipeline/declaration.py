@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from kedge.errors import Conflict, Validation
+from kedge.errors import Conflict, Validation, did_you_mean
 from kedge.manager import CheckpointManager
 from kedge.ports import Then
 
@@ -126,10 +126,21 @@ class Pipeline(Generic[P, R]):
     def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise Validation for arguments with which it can never be called: before there is a run, which would fail."""
         signature = inspect.signature(self.function)
+        self._check_names(signature, kwargs)
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise Validation(f"pipeline {self.name}: {error}", hint=f"it takes {signature}") from None
+
+    def _check_names(self, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> None:
+        """A misspelt name is said to be one, and not that the right one is missing."""
+        parameters = signature.parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
+        for name in kwargs:
+            if name not in parameters:
+                near = did_you_mean(name, [free for free in parameters if free not in kwargs])
+                raise Validation(f"pipeline {self.name} has no argument {name}", hint=near or f"it takes {signature}")
 
     def check_options(self, args: Sequence[Any], options: object) -> None:
         """Raise Validation for an option that the pipeline has a parameter of the same name for: whose is it?"""

@@ -132,11 +132,14 @@ def _invalid_name(error: RequestValidationError) -> InvalidName | None:
 
 def _of_starlette(request: Request, error: HTTPException) -> Response:
     code = _CODES.get(error.status_code, "invalid" if error.status_code < 500 else "error")
-    detail = "not found" if error.status_code == 404 else str(error.detail)
+    detail = "not found: the service has nothing at this address" if error.status_code == 404 else str(error.detail)
     headers = dict(error.headers or {})
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(request))
-    return problem(error.status_code, code, detail, "see /openapi.json", headers=headers, is_older=_is_older(request))
+    hint = "see /openapi.json"
+    if error.status_code == 404:
+        hint += "; as --store, give the service's address without a path, or with its --path-prefix only"
+    return problem(error.status_code, code, detail, hint, headers=headers, is_older=_is_older(request))
 
 
 def _methods(request: Request) -> list[str]:

@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from kedge.blobs.libc import return_memory_from
-from kedge.errors import StorageError, Validation
+from kedge.errors import NotFound, StorageError, Validation
 from kedge.manager import CheckpointManager
 
 from . import logs, metrics
@@ -64,7 +64,7 @@ class Settings:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal comes. What is refused leaves no new store behind."""
     _check(settings)
     os.environ[_SETTINGS] = json.dumps(asdict(settings))
     config = uvicorn.Config(
@@ -89,9 +89,11 @@ def serve(settings: Settings) -> None:
     )
     logs.configure(settings.log_level, settings.log_format)
     if settings.unix_socket is None:
+        _make_store(settings)
         _serve(config, None)
         return
     with _unix_listener(settings.unix_socket) as listening:
+        _make_store(settings)
         logging.getLogger("uvicorn.error").info("running on unix socket %s", settings.unix_socket)
         _serve(config, listening)
 
@@ -226,15 +228,14 @@ def _drain_on_signal(service: Service, *, tells_systemd: bool) -> None:
 
 
 def _check(settings: Settings) -> None:
-    """Refuse before anything is bound: an open door needs a token, and a store that opens."""
+    """Refuse before anything is bound: an open door needs a token."""
     if settings.root_path and not settings.root_path.startswith("/"):
         raise Validation(f"the path prefix {settings.root_path}", hint="it begins with /")
-    with CheckpointManager(settings.store, namespace=ACCESS) as manager:
-        if not is_loopback(settings.host) and not any(token.is_valid for token in Tokens(manager).all()):
-            raise Validation(
-                f"{settings.host} can be reached from elsewhere, and this store has no valid token",
-                hint="make one first: kedge token create NAME --scope write --namespace default",
-            )
+    if not is_loopback(settings.host) and not _has_token(settings):
+        raise Validation(
+            f"{settings.host} can be reached from elsewhere, and this store has no valid token",
+            hint="make one first: kedge token create NAME --scope write",
+        )
     if settings.tls_cert is not None:
         _check_certificate(settings.tls_cert, settings.tls_key)
     elif settings.tls_key is not None:
@@ -252,6 +253,19 @@ def _check(settings: Settings) -> None:
             f"{settings.host}:{settings.port} cannot be served: {error.strerror}",
             hint="is something else serving there? --port chooses another, --port 0 any that is free",
         ) from error
+
+
+def _has_token(settings: Settings) -> bool:
+    try:
+        with CheckpointManager(settings.store, namespace=ACCESS, create=False) as manager:
+            return any(token.is_valid for token in Tokens(manager).all())
+    except NotFound:
+        return False
+
+
+def _make_store(settings: Settings) -> None:
+    """The store opens, or says why not, before anybody is served."""
+    CheckpointManager(settings.store, namespace=ACCESS).close()
 
 
 def _check_certificate(certificate: str, key: str | None) -> None:

@@ -53,14 +53,20 @@ def test_copy(run: Run) -> None:
 def test_delete_a_job(run: Run) -> None:
     ids = [save(run, f"s{n}", n) for n in range(2)]
     run("pin", ids[0])
-    assert "--even-pinned" in run("delete", "train", "--all", code=5).stderr
+    plan = run("delete", "train", "--all").stdout
+    assert plan.startswith("would delete job train (2 checkpoints, ")
+    assert plan.endswith("run it again with --apply\n")
+    assert answer(run("delete", "train", "--all", "--json")) == {"job": "train", "deleted": []}
+    assert len(answer(run("list", "train", "--json"))["checkpoints"]) == 2
+    assert "--even-pinned" in run("delete", "train", "--all", "--apply", code=5).stderr
     run("delete", "train", code=2)
     run("delete", "train", ids[1], "--all", code=2)
     run("delete", "train", ids[1], "--even-pinned", code=2)
-    assert answer(run("delete", "train", "--all", "--even-pinned", "--json")) == {"job": "train", "deleted": ids}
+    deleted = answer(run("delete", "train", "--all", "--even-pinned", "--apply", "--json"))
+    assert deleted == {"job": "train", "deleted": ids}
     assert answer(run("jobs", "--json"))["jobs"] == []
     run("delete", "train", "--all", code=4)
-    assert "deleted, with 0 checkpoints" in run("delete", "train", "--all", "--missing-ok").stdout
+    assert "nothing to delete" in run("delete", "train", "--all", "--missing-ok", "--apply").stdout
 
 
 def test_cleanup_shows_before_it_deletes(run: Run) -> None:

@@ -11,7 +11,9 @@ from click.testing import CliRunner
 import kedge
 from kedge import CheckpointManager
 from kedge.cli import cli
+from kedge.cli.command import Session
 from kedge.cli.failures import IN_OUR_WORDS
+from tests.parts import require
 from tests.unit.cli.test_app import Run, answer, run, save, store  # noqa: F401 - fixtures
 
 READS = [
@@ -159,3 +161,53 @@ def test_a_store_is_not_copied_to_itself(run: Run, store: Path) -> None:
     save(run, "one", 1)
     for command in ("copy", "sync"):
         assert "to itself" in run(command, f"./{store.name}", str(store), code=5).stderr
+
+
+def test_commands_in_hints_name_the_store_that_was_meant(run: Run, tmp_path: Path) -> None:
+    other = str(tmp_path / "other store")
+    run("save", "train", "one", "--store", other, data="1")
+    for words in (["delete", "tain", "--all"], ["runs", "show", "tain"], ["show", "tain"], ["runs", "cancel", "tain"]):
+        assert f"kedge --store '{other}' " in run("--store", other, *words, code=4).stderr
+    team = json.loads(run("list", "x", "--store", other, "--namespace", "team", "--json", code=4).stderr)["hint"]
+    assert team == f"kedge --store '{other}' --namespace team jobs lists the jobs"
+    assert Session("postgresql://me:secret@db/kedge").in_this_store("run kedge check") == "run kedge --store URL check"
+    assert Session("s", key="file:k").in_this_store("kedge gc") == "kedge --store s --key file:k gc"
+    assert (
+        Session("s", key="kdk1_x").in_this_store("see kedge key new, kedge gc")
+        == "see kedge key new, kedge --store s gc"
+    )
+    assert Session().in_this_store("kedge gc") == "kedge gc"
+
+
+def test_only_what_is_near_is_meant(run: Run) -> None:
+    assert "did you mean" not in run("remove", "x", code=2).stderr.lower()
+    assert "did you mean" not in run("jobs", "--force", code=2).stderr.lower()
+    assert "--store" in run("jobs", "--stor", "x", code=2).stderr
+
+
+def test_json_in_the_place_of_a_file(run: Run, store: Path) -> None:
+    refused = run("save", "train", "one", '{"a": 1}', code=3).stderr
+    assert "is not a file" in refused
+    assert "| kedge save JOB STEP" in refused
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("name", ["KEDGE_KEY", "KEDGE_KEY_FILE"])
+def test_an_empty_key_in_the_environment_is_refused(
+    run: Run, store: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "")
+    assert f"${name} is empty" in run("save", "train", "one", data="1", code=3).stderr
+    assert not store.exists()
+    assert run("save", "train", "one", "--key", "none", data="1").stdout
+
+
+def test_a_key_file_that_everybody_can_read_is_warned_about(run: Run, tmp_path: Path) -> None:
+    require("module:cryptography")
+    key = tmp_path / "key"
+    key.write_text("00" * 32)
+    key.chmod(0o644)
+    words = ("save", "train", "one", "--key", f"file:{key}")
+    assert f"every user can read the key file {key}" in run(*words, data="1").stderr
+    key.chmod(0o600)
+    assert run(*words, data="1").stderr == ""

@@ -82,10 +82,10 @@ def test_a_fork_reuses_what_was_finished_before_its_step(store: CheckpointManage
     assert fork_of(store, "second") == ("first", "end")
     assert fork_of(store, "first") is None
     verdicts = {step.path: (step.verdict, step.reason) for step in compare_runs(store, "first", "second")}
-    assert verdicts["read"] == ("same", "")
+    assert verdicts["read"] == ("same", "same result")
     assert verdicts["items"] == ("same", "2 items")
     assert verdicts["charge"] == ("same", "failed in the first and the second")
-    assert verdicts["end/multiply"] == ("differs", "other inputs: name, value; another result")
+    assert verdicts["end/multiply"] == ("different", "different inputs: name, value; different result")
     with pytest.raises(Conflict, match="is no fork"):
         fork(store, plan_fork(store, "second", "end", new_key="first"))
     with pytest.raises(kedge.IdempotencyConflict):

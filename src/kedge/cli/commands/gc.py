@@ -30,5 +30,8 @@ def gc_command(session: Session, dry_run: bool) -> None:
         f"{style(size(result.bytes_freed), 'name')} {'would be ' if dry_run else ''}freed: "
         f"{removed}, {result.packs_rewritten:,} rewritten",
         style(f"{size(result.bytes_kept)} in {count_of(result.packs_kept, 'pack')} still in use", "dim"),
-        *(f"{style('✗', 'bad')} pack {safe(p)} is damaged and was left alone: run kedge check" for p in result.damaged),
+        *(
+            session.in_this_store(f"{style('✗', 'bad')} pack {safe(p)} is damaged and was left alone: run kedge check")
+            for p in result.damaged
+        ),
     )

@@ -132,7 +132,7 @@ def show_command(session: Session, run: str) -> None:
             }
         )
         return
-    _print_summary(summary, bills, children, fork)
+    _print_summary(session, summary, bills, children, fork)
     click.echo()
     for line in logs:
         level = str(line.metadata.get("level", "info"))
@@ -146,14 +146,18 @@ def show_command(session: Session, run: str) -> None:
 
 
 def _print_summary(
-    summary: RunSummary, bills: Mapping[str, Bill], children: Sequence[RunSummary], fork: tuple[str, str] | None
+    session: Session,
+    summary: RunSummary,
+    bills: Mapping[str, Bill],
+    children: Sequence[RunSummary],
+    fork: tuple[str, str] | None,
 ) -> None:
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
     print_facts(
         [
             ("run", summary.key),
-            ("status", _status(summary)),
+            ("status", session.in_this_store(_status(summary))),
             ("pipeline", summary.pipeline or ""),
             ("parent", summary.parent),
             ("fork of", "" if fork is None else f"{fork[0]}, from {fork[1]}"),

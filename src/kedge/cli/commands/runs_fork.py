@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _STEPS: tuple[Column[StepComparison], ...] = (
     Column("STEP", lambda step: step.path, is_whole=True, look="name"),
-    Column("VERDICT", lambda step: step.verdict, looks={"same": "good", "differs": "warn"}),
+    Column("VERDICT", lambda step: step.verdict, looks={"same": "good", "different": "warn"}),
     Column("WHY", lambda step: step.reason),
     Column("FIRST", lambda step: step.first or "", drop=1),
     Column("SECOND", lambda step: step.second or "", drop=1),
@@ -85,12 +86,14 @@ def fork_command(
             fork(manager, plan)
     documents = [{**plan.to_json(), "applied": is_applied} for plan in plans]
     if run is not None:
-        session.answer(documents[0], _text(plans[0], is_applied))
+        session.answer(documents[0], session.in_this_store(_text(plans[0], is_applied)))
         return
     made = "made" if is_applied else "would make"
     follows = "" if is_applied else "; run it again with --apply"
     session.answer(
-        {"forks": documents}, *(_line(plan) for plan in plans), f"{made} {count_of(len(plans), 'fork')}{follows}"
+        {"forks": documents},
+        *(session.in_this_store(_line(plan)) for plan in plans),
+        f"{made} {count_of(len(plans), 'fork')}{follows}",
     )
 
 
@@ -123,7 +126,7 @@ def _text(plan: ForkPlan, is_applied: bool) -> str:
 @click.argument("first", type=JobName())
 @click.argument("second", type=JobName())
 def diff_command(session: Session, first: str, second: str) -> None:
-    """Compare the steps of two runs: inputs, versions and results.
+    """Compare the steps of two runs: inputs, versions and results. The last line counts what is the same.
 
     `kedge diff CHECKPOINT CHECKPOINT` shows how two results differ.
     """
@@ -132,3 +135,13 @@ def diff_command(session: Session, first: str, second: str) -> None:
     with session.open() as manager:
         steps = list(compare_runs(manager, first, second))
     session.answer_list("steps", steps, _STEPS, lambda step: step.to_json(), empty="neither run has steps")
+    if steps and not session.as_json:
+        click.echo(_summary(steps))
+
+
+def _summary(steps: Sequence[StepComparison]) -> str:
+    counts = Counter(step.verdict for step in steps)
+    if counts["same"] == len(steps):
+        return f"the runs are the same: {count_of(len(steps), 'step')}"
+    counted = [f"{count_of(count, 'step')} {verdict}" for verdict, count in counts.items()]
+    return f"the runs differ: {', '.join(counted)}"

@@ -106,6 +106,11 @@ def _add(state: dict[str, object], text: str, make: Any) -> None:
 
 def _read(file: str | None) -> bytes:
     if file not in (None, "-"):
+        if str(file)[:1] in '{["' and not os.path.lexists(str(file)):
+            raise Validation(
+                f"{str(file)[:80]} is not a file",
+                hint="JSON comes from a file or stdin: echo '…' | kedge save JOB STEP",
+            )
         return read_bytes(str(file))
     if file is None and sys.stdin.isatty():
         raise click.UsageError("give FILE, or JSON on stdin (FILE may be -), or --file or --tree")

@@ -75,7 +75,7 @@ def worker_command(
             lease_s=lease_s,
             grace_s=grace_s,
             max_takeovers=max_takeovers,
-            report=lambda run, text: write_line(sys.stderr, f"{run} {text}"),
+            report=lambda run, text: write_line(sys.stderr, session.in_this_store(f"{run} {text}")),
         )
         _stop_on_signals(worker)
         worker.serve(until_empty=until_empty)
