@@ -19,7 +19,8 @@ import pytest
 import kedge
 from kedge.errors import LeaseHeld, LeaseLost, OutcomeUnknown, Unavailable
 from kedge.index.group_commit import Save, Waiting
-from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint, Selection, Then, Update
+from kedge.model import CheckpointStatus
+from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint, Seen, Selection, Then, Update
 from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
 from tests.waiting import wait_for
@@ -821,6 +822,17 @@ def test_the_checkpoints_of_a_job_are_one_statement(index: PostgresIndex, monkey
 
 
 # tags and deletions by functions of the server
+
+
+def test_sound_checkpoints_are_not_looked_into_one_by_one(index: PostgresIndex, asked: list[object]) -> None:
+    """A check marks hundreds at once, and nobody saves meanwhile."""
+    counts = []
+    for count in (2, 9):
+        seen = [Seen(saved) for saved in save(index, *(record() for _ in range(count)))]
+        asked.clear()
+        assert len(index.mark(seen, CheckpointStatus.VALID, actor="check")) == count
+        counts.append(len([query for query in asked if "FROM kedge.chunk" in str(query)]))
+    assert counts == [0, 0]
 
 
 def test_tags_deletions_and_the_end_of_a_run_take_one_round_trip_each(

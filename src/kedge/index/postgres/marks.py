@@ -34,7 +34,7 @@ def standing(db: Connection, ns_no: int, seen: Sequence[Seen]) -> list[Seen]:
         look
         for look in seen
         if now.get(look.checkpoint.id) == (look.checkpoint.digest, str(look.checkpoint.status))
-        and (_lie(db, ns_no, look.chunks) or _lack(db, ns_no, look.missing) or not (look.chunks or look.missing))
+        and (not (look.chunks or look.missing) or _lie(db, ns_no, look.chunks) or _lack(db, ns_no, look.missing))
     ]
 
 
