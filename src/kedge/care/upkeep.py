@@ -52,9 +52,16 @@ class Upkeep:
         with self._lock:
             self._jobs[job] = _Job(policy=policy, is_new_policy=True)
 
-    @sheltered
     def after_save(self, index: Index, saved: Checkpoint, *, actor: str) -> None:
         """Do a bounded part of what the job's policy asks for."""
+        job = self._jobs.get(saved.job)
+        if job is not None and job.policy is None and job.saves % _READ_POLICY_EVERY:
+            job.saves += 1  # one that two threads count once costs nothing
+        else:
+            self._work(index, saved, actor=actor)
+
+    @sheltered
+    def _work(self, index: Index, saved: Checkpoint, *, actor: str) -> None:
         if not self._lock.acquire(blocking=False):
             return  # another thread is at it, or about to be; a save never waits for this
         try:

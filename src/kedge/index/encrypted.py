@@ -70,7 +70,6 @@ class EncryptedIndex(SealedRows):
         self.namespace = inner.namespace
         self.is_encrypted = True
         self.row_bytes = inner.row_bytes
-        self.gathers = getattr(inner, "gathers", False)
         self.written_by = inner.written_by
 
     def _confirmed(self, look: Callable[[], _S], open_: Callable[[_S], _T], seen: _S | None = None) -> _T:

@@ -19,7 +19,6 @@ from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
 from kedge.chunks import INLINE_BYTES, WORKERS
 from kedge.errors import Corrupted
-from kedge.index.group_commit import GroupCommit, half_as_long
 from kedge.model import Checkpoint, CheckpointLevel, EventChain, Job, Lease
 from kedge.ports import ALL, Blobs, CheckpointIds, Checkpoints, Events, Index, Jobs, Selection, Update, digest_of
 
@@ -66,13 +65,9 @@ class LocalStore(Saving):
         self._reads_in_place = "latest" in getattr(index, "in_place", ())
         self._lock = threading.Lock()
         self.turns = Turns()
-        self._group = self._new_group()
         self._workers = _new_workers()
         self.reader = ChunkReader(blobs, index.locate, self.pool, vault)
         self.backlog = Backlog(self.index, self.blobs, self.describe, lambda: self.key) if has_backlog else None
-
-    def _new_group(self) -> GroupCommit:
-        return GroupCommit(self.save_batch, gather=half_as_long if getattr(self.index, "gathers", False) else None)
 
     def pool(self) -> Workers:
         """Threads for large states, which begin when first needed."""
@@ -89,7 +84,6 @@ class LocalStore(Saving):
         if self.backlog is not None:
             self.backlog.after_fork()
         self.turns = Turns()
-        self._group = self._new_group()
         self._workers = _new_workers()
 
     def close(self) -> None:

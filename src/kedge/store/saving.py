@@ -22,7 +22,6 @@ from kedge.chunks import (
     cut_by_content,
 )
 from kedge.errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
-from kedge.index.group_commit import GroupCommit, Waiting
 from kedge.model import (
     Checkpoint,
     CheckpointId,
@@ -67,21 +66,7 @@ _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
 _CARRIED_CHUNKS = 64
-
-
-class _SmallSave:
-    """A save whose state lives in its index row. Called, it is done alone."""
-
-    __slots__ = ("_store", "actor", "encoded", "request")
-
-    def __init__(self, store: Saving, request: Request, encoded: codec.Encoded, actor: str) -> None:
-        self._store = store
-        self.request = request
-        self.encoded = encoded
-        self.actor = actor
-
-    def __call__(self) -> Checkpoint:
-        return self._store.save_alone(self.request, self.encoded, self.actor)
+_REPEATED = (StorageError, ChunksGone, IdTaken, KeysChanged)  # by which a first commit may fail
 
 
 class Saving(Loading):
@@ -94,7 +79,6 @@ class Saving(Loading):
     backlog: Backlog | None
     inline_bytes: int
     turns: Turns
-    _group: GroupCommit
     pool: Callable[[], Workers]
     _known: KnownChunks
     _recent: OrderedDict[str, _Streams]
@@ -103,26 +87,30 @@ class Saving(Loading):
     def save(self, request: Request, encoded: codec.Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         if isinstance(encoded, codec.Encoded) and _is_small(encoded):
-            return self.turns.run(self._group.run, _SmallSave(self, request, encoded, actor))
+            return self.turns.run(self._save_small, request, encoded, actor)
         return self.turns.run(self.save_alone, request, encoded, actor)
+
+    def _save_small(self, request: Request, encoded: codec.Encoded, actor: str) -> Checkpoint:
+        """The usual save, straight to the index: savers that wait there at the same time share its commit."""
+        record = _small_record(request, encoded, *self._identity(request))
+        try:
+            (saved,) = self.index.commit((record,), actor=actor)
+        except _REPEATED as failure:
+            return self._repeat((request, encoded, actor), record, failure)
+        self.note()
+        return saved
+
+    def _repeat(self, save: Save, record: NewCheckpoint, failure: BaseException) -> Checkpoint:
+        """A small save once more, after its commit has failed so."""
+        request, encoded, actor = save
+        if isinstance(failure, NoSpace | ReadOnly):
+            raise failure
+        if isinstance(failure, StorageError):
+            return self._save(request, encoded, record.id, record.created_us, actor, has_failed=True)
+        return self.save_alone(request, encoded, actor)
 
     def save_alone(self, request: Request, encoded: codec.Encoded | PartedTree | Received, actor: str) -> Checkpoint:
         return self._save(request, encoded, *self._identity(request), actor)
-
-    def save_batch(self, batch: Sequence[Waiting[Checkpoint]]) -> None:
-        """Small saves that wait at the same time: described by one thread, and durable with one commit."""
-        if len(batch) == 1:
-            (alone,) = batch
-            assert isinstance(alone.operation, _SmallSave)
-            alone.result = alone.operation()
-            return
-        saves = [save for waiting in batch if isinstance(save := waiting.operation, _SmallSave)]
-        outcomes = self._save_many([(save.request, save.encoded, save.actor) for save in saves])
-        for waiting, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                waiting.error = outcome
-            else:
-                waiting.result = outcome
 
     def note(self) -> None:
         """A save is in the index alone."""
@@ -150,19 +138,14 @@ class Saving(Loading):
         return [self._settle(save, records.get(n), committed.get(n)) for n, save in enumerate(saves)]
 
     def _settle(
-        self,
-        save: Save,
-        record: NewCheckpoint | None,
-        outcome: Checkpoint | BaseException | None,
+        self, save: Save, record: NewCheckpoint | None, outcome: Checkpoint | BaseException | None
     ) -> Checkpoint | BaseException:
         """What is not settled by a shared commit is saved by itself."""
-        request, encoded, actor = save
         try:
-            if isinstance(outcome, StorageError) and not isinstance(outcome, NoSpace | ReadOnly):
-                assert record is not None
-                return self._save(request, encoded, record.id, record.created_us, actor, has_failed=True)
-            if outcome is None or isinstance(outcome, ChunksGone | IdTaken | KeysChanged):
-                return self.save_alone(request, encoded, actor)
+            if record is None or outcome is None:
+                return self.save_alone(*save)
+            if isinstance(outcome, _REPEATED):
+                return self._repeat(save, record, outcome)
         except CheckpointError as error:
             return error
         return outcome

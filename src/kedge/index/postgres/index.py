@@ -49,7 +49,6 @@ FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock 
 class PostgresIndex(PostgresReads, SqlChanges):
     """`ports.Index` in a PostgreSQL database whose schema is there (`Server.migrate`)."""
 
-    gathers = True  # savers of the process, for a commit
     row_bytes = 8192  # a longer one is a few pages; a row each for shorter ones costs more than they share
 
     def __init__(self, server: Server, *, namespace: str = "default") -> None:
