@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import kedge
 from kedge.errors import Conflict
 
+KEY = bytes(range(32))
 CALLS: dict[str, Callable[[kedge.CheckpointManager], Any]] = {
     "save": lambda store: store.save("j", "s", 1),
     "save_async": lambda store: store.save_async("j", "s", 1),
@@ -69,3 +72,29 @@ def test_urls_that_name_nothing() -> None:
     with pytest.raises(kedge.errors.Validation, match="names no directory") as refused:
         kedge.open("files:")
     assert "http://" in refused.value.hint
+
+
+def test_the_newest_is_found_in_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kedge.open(tmp_path / "store") as store:
+        store.save("job", "one", 1)
+        store.save("job", "two", 2, level="stage")
+        for second in ("latest", "list"):
+            monkeypatch.setattr(store.store, second, lambda *_: pytest.fail("it looks twice"))
+        for level, state in ((None, 2), ("stage", 2), ("step", 1)):
+            latest = store.load_latest("job", level=level)
+            assert latest is not None
+            assert latest[1] == state
+
+
+def test_what_is_marked_as_damaged_need_not_open_to_be_passed_over(tmp_path: Path) -> None:
+    with kedge.open(tmp_path / "store", key=KEY) as store:
+        store.save("job", "one", 1)
+        damaged = store.save("job", "two", 2)
+        store.set_status(damaged, "corrupted")
+    with closing(sqlite3.connect(tmp_path / "store" / "index.sqlite", isolation_level=None)) as index:
+        index.execute("UPDATE checkpoint SET manifest = zeroblob(length(manifest)) WHERE id = ?", (damaged,))
+    with kedge.open(tmp_path / "store", key=KEY) as store:
+        with pytest.warns(UserWarning, match=f"{damaged}.*passed over"):
+            latest = store.load_latest("job")
+        assert latest is not None
+        assert latest[1] == 1

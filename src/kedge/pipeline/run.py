@@ -9,7 +9,6 @@ pipeline. What a program calls is here, and goes down once:
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +29,7 @@ from .place import Place, place_in
 from .retry import Retry, parse_timeout
 from .session import Session, not_entered
 from .signals import Paused
-from .step import UNSET, Call, Steps, parse_options, parse_version
+from .step import UNSET, Call, Steps, is_coroutine_function, parse_options, parse_version
 from .streams import stream_tags
 from .telemetry import run_span
 from .wait import (
@@ -226,7 +225,7 @@ class Run:
         """A step with parsed options; a coroutine where its function is one. `step`, `llm` and decorators end here."""
         self._at_work()
         place = place_in(self).below(name)
-        if inspect.iscoroutinefunction(call.function):
+        if is_coroutine_function(call.function):
             return self._steps.run_async(place, call)
         return self._steps.run(place, call)
 

@@ -6,12 +6,14 @@ path claimed → saved under its key? → that result
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kedge.errors import Cancelled, Corrupted, LeaseLost, UnsupportedType, Validation
@@ -60,6 +62,13 @@ def parse_version(version: str | int | None) -> str:
     return "" if version is None else str(version)
 
 
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """As `inspect` says; of a plain function, at once."""
+    if type(function) is FunctionType and not function.__dict__:  # where a mark would be
+        return bool(function.__code__.co_flags & inspect.CO_COROUTINE)
+    return inspect.iscoroutinefunction(function)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call of a step, as the program makes it."""
@@ -81,11 +90,12 @@ class Step:
 
     place: Place
     call: Call
-    inputs: Mapping[str, bytes]  # digests
-    shown_inputs: Mapping[str, str]  # the first few, in words
+    given: Mapping[str, object]  # its inputs
+    inputs: Mapping[str, bytes]  # their digests
     key: str
     version: str
     shared: Shared | None
+    shown_inputs: dict[str, str] = field(default_factory=dict)  # the first few, in words, once it is to be attempted
 
     @property
     def path(self) -> Path:
@@ -94,6 +104,11 @@ class Step:
     @property
     def title(self) -> str:
         return f"step {show(self.place.path)}"
+
+    def show_inputs(self) -> None:
+        """As they are before the function may change them."""
+        for name, value in itertools.islice(self.given.items(), _SHOWN_INPUTS):
+            self.shown_inputs[name] = preview(name, value)
 
 
 class Steps:
@@ -111,6 +126,7 @@ class Steps:
         if (saved := self._saved(step)) is not None:
             return saved["result"]
         self._raise_kept(step)
+        step.show_inputs()
         for attempt in itertools.count(1):
             self._session.pause_point()
             began = time.monotonic()
@@ -132,6 +148,7 @@ class Steps:
         if (saved := await to_thread(self._saved, step)) is not None:
             return saved["result"]
         self._raise_kept(step)
+        step.show_inputs()
         for attempt in itertools.count(1):
             await to_thread(self._session.pause_point)
             began = time.monotonic()
@@ -197,8 +214,7 @@ class Steps:
         }
         version = f"{self._session.version}/{call.options.version}"
         shared = call.share(inputs) if call.share is not None else None
-        shown = {name: preview(name, value) for name, value in itertools.islice(given.items(), _SHOWN_INPUTS)}
-        return Step(place, call, inputs, shown, step_key(place.path, version, inputs), version, shared)
+        return Step(place, call, given, inputs, step_key(place.path, version, inputs), version, shared)
 
     # What was saved before
 

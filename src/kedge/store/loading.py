@@ -19,6 +19,7 @@ from .rope import parts_of, read_parts, references
 from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
 
 _RECENT_CHUNKS = 4
+_NO_BUFFERS: Mapping[int, Target] = {}
 _RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
 
@@ -38,11 +39,7 @@ class Loading(Store, Protocol):
     """A store that loads so. It has a reader, and opens manifests."""
 
     reader: NamedReader
-
-    @property
-    def written_by(self) -> str:
-        """The newest Kedge that has opened the store for writing, if that is known here."""
-        return ""
+    written_by: str = ""  # the newest Kedge that had opened the store for writing, if that is known here
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The verified manifest of a checkpoint."""
@@ -125,6 +122,8 @@ class Loading(Store, Protocol):
         checkpoint, packed = stored
         manifest = self.open(checkpoint, packed)
         tree = self.tree_of(checkpoint, manifest)
+        if not manifest.buffers and only is None and into is None and device is None:
+            return codec.decode(tree, _NO_BUFFERS.__getitem__)
         recent: dict[tuple[int, int], memoryview] = {}
         if mapped:
             return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)

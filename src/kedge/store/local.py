@@ -59,6 +59,7 @@ class LocalStore(Saving):
         self.index = guarded(index)
         self.blobs = guarded(blobs)
         self.vault = vault
+        self.written_by = index.written_by
         self.inline_bytes = inline_bytes
         self._recent = OrderedDict()
         self._known = KnownChunks(index, blobs)
@@ -177,10 +178,6 @@ class LocalStore(Saving):
         return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
 
     # From and to other stores
-
-    @property
-    def written_by(self) -> str:
-        return self.index.written_by
 
     @property
     def is_encrypted(self) -> bool:

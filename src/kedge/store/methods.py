@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from .reference import resolve
 from .streams import deleted_while_read
 
 _PAGE = 1000  # checkpoints read at once
+_NEWEST = Selection(limit=1)
 
 
 class ReadingManager:
@@ -156,7 +158,7 @@ class ReadingManager:
         """
         wanted = None if level is None else parse_choice(CheckpointLevel, level)
         while True:
-            stored = self.store.latest(parse_name("job", job_id), wanted)
+            stored = self._newest(parse_name("job", job_id), wanted)
             if stored is None:
                 # All of them in one read: what was saved since `latest` looked is not damaged, but found next time.
                 history = self.store.list(job_id, Selection(level=wanted))
@@ -168,7 +170,6 @@ class ReadingManager:
                         hint="run kedge check; put lost files back, or load one by its ID to see what is wrong",
                     )
                 continue
-            self._warn_of_newer(stored[0], wanted)
             try:
                 return stored[0], self.load_stored(stored, into=into, device=device)
             except NotFound:
@@ -176,11 +177,22 @@ class ReadingManager:
                     raise
                 # deleted while it was loaded: another one is the newest now
 
+    def _newest(self, job: str, level: CheckpointLevel | None) -> Stored | None:
+        """As `Store.latest`, with a warning where it passes over a damaged one; mostly the newest of all is intact."""
+        with suppress(Corrupted):  # perhaps of one that is marked as damaged, which `latest` does not open
+            for stored in self.store.list_stored(job, _NEWEST if level is None else Selection(level=level, limit=1)):
+                if stored[0].status is not CheckpointStatus.CORRUPTED:
+                    return stored
+        latest = self.store.latest(job, level)
+        if latest is not None:
+            self._warn_of_newer(latest[0], level)
+        return latest
+
     def _warn_of_newer(self, checkpoint: Checkpoint, level: CheckpointLevel | None) -> None:
         newer = self.store.list(checkpoint.job, Selection(level=level, limit=1, after=checkpoint.seq))
         if newer and newer[0].status is CheckpointStatus.CORRUPTED:
             older = f"{checkpoint.id} of job {checkpoint.job}"
-            warnings.warn(f"checkpoint {newer[0].id}, newer than {older}, is damaged and passed over", stacklevel=3)
+            warnings.warn(f"checkpoint {newer[0].id}, newer than {older}, is damaged and passed over", stacklevel=4)
 
     def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
         """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""

@@ -286,6 +286,15 @@ def test_partials_are_opened_and_a_methods_own_object_is_no_input(store: Checkpo
     assert (work.calls, thing.calls) == (2, 1)
 
 
+def test_inputs_are_shown_as_they_were_given(store: CheckpointManager) -> None:
+    with kedge.run("r", store=store) as run:
+        run.step("clear", lambda numbers: numbers.clear(), [1, 2])
+        with pytest.raises(ZeroDivisionError):
+            run.step("fail", lambda numbers: numbers.clear() or 1 / 0, [3])
+    given = {record.step: record.metadata["given"] for record in store.list("r") if "given" in record.metadata}
+    assert given == {"clear": {"numbers": "[1, 2]"}, "fail": {"numbers": "[3]"}}
+
+
 def test_inputs_are_shown_without_credentials(store: CheckpointManager) -> None:
     def fetch(url: str, count: int, secret_key: str, options: dict[str, Any], texts: list[str]) -> None:
         pass
