@@ -13,7 +13,7 @@ require("module:langgraph")
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from kedge.codec.fragments import decode_fragment, encode_fragment
-from kedge.integrations.langgraph.copies import Copy, are_same
+from kedge.integrations.langgraph.copies import Copy, are_same, copy_of
 
 
 class Text(str):
@@ -101,4 +101,23 @@ def test_a_copy_shares_nothing() -> None:
     changed.additional_kwargs["x"] = 1
     changed.tool_calls.append({"name": "f", "args": {}, "id": "1"})
     changed.response_metadata["deep"].append(2)
+    assert copy.is_of(AIMessage("a", response_metadata={"deep": [1]}))
+
+
+def test_what_cannot_be_saved_is_not_copied() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    hidden = HumanMessage("a")
+    object.__setattr__(hidden, "__pydantic_private__", {"x": 1})
+    for value in (endless, {"a": endless}, hidden, [hidden], object(), Text("a"), {1: "a"}):
+        assert copy_of(value, is_shared=True) is None
+
+
+def test_a_copy_of_what_others_have_stays_as_it_was() -> None:
+    message = AIMessage("a", response_metadata={"deep": [1]})
+    copy = copy_of(message, is_shared=True)
+    assert copy is not None
+    assert copy.is_of(message)
+    message.response_metadata["deep"].append(2)
+    assert not copy.is_of(message)
     assert copy.is_of(AIMessage("a", response_metadata={"deep": [1]}))

@@ -22,6 +22,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 from kedge.codec.by_name import Unrestored
+from kedge.errors import UnsupportedType, Validation
 from kedge.integrations.langgraph import KedgeSaver
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -110,3 +111,17 @@ def test_the_next_process_rebuilds_what_is_its_own_and_a_stranger_gets_data(tmp_
     assert isinstance(plan, Unrestored)
     assert plan.content == {"steps": ["a", "more"]}
     assert "state_of_the_program" not in sys.modules
+
+
+def test_what_cannot_be_saved_is_refused_in_a_list_too(tmp_path: Path) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    hidden = AIMessage("a")
+    object.__setattr__(hidden, "__pydantic_private__", {"x": 1})
+    with KedgeSaver(tmp_path) as saver:
+        for value in (endless, hidden):
+            checkpoint = empty_checkpoint()
+            checkpoint["channel_values"] = {"list": ["first", value]}
+            with pytest.raises((UnsupportedType, Validation), match="list"):
+                saver.put(CONFIG, checkpoint, {}, {})
+        assert saver.get_tuple(CONFIG) is None

@@ -31,17 +31,26 @@ _is_packable = attrgetter("is_packable")
 _private = attrgetter("__pydantic_private__")
 
 
-def is_copyable(value: Any) -> bool:
+def copy_of(value: Any, *, is_shared: bool = False) -> Copy | None:
+    """A copyable value to compare with and to copy again; it is copied now if others may change it."""
+    try:
+        return Copy(copied(value) if is_shared else value) if _is_copyable(value) else None
+    except RuntimeError:  # it contains itself, or is being changed: whoever encodes it says so
+        return None
+
+
+def _is_copyable(value: Any) -> bool:
     """Whether a value is made of what is compared and copied here."""
     kind = type(value)
     if kind in ATOMS:
         return True
     if kind is dict:
-        return all(type(key) is str for key in value) and all(map(is_copyable, value.values()))
+        return all(type(key) is str for key in value) and all(map(_is_copyable, value.values()))
     if kind is list or kind is tuple:
-        return all(map(is_copyable, value))
+        return all(map(_is_copyable, value))
     if kind in types.message_classes:
-        return is_copyable(value.__dict__) and is_copyable(value.__pydantic_extra__)
+        is_whole = value.__pydantic_private__ is None  # other messages cannot be saved
+        return is_whole and _is_copyable(value.__dict__) and _is_copyable(value.__pydantic_extra__)
     return False
 
 

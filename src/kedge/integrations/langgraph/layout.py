@@ -32,7 +32,7 @@ from kedge.store.rope import PartedTree, Piece, Pieces
 
 from . import types
 from .blocks import LARGE_BYTES, Block, Blocks, ends_block
-from .copies import Copy, are_same, is_copyable
+from .copies import Copy, are_same, copy_of
 
 SMALL_BYTES = 256  # less stays in the manifest
 LARGE_PIECE_BYTES = 16384
@@ -49,12 +49,12 @@ class Item:
 
     __slots__ = ("_ends", "_is_copyable", "_laid", "_piece_bytes", "copy", "data", "is_unused")
 
-    def __init__(self, data: bytes, piece_bytes: int) -> None:
-        """`data`: the value, encoded."""
+    def __init__(self, data: bytes, piece_bytes: int, copy: Copy | None = None) -> None:
+        """`data`: the value, encoded; `copy`: the value, where it is known and copyable."""
         self.data = data
         self._piece_bytes = piece_bytes
-        self.is_unused = True  # nobody has asked for its value
-        self.copy: Copy | None = None  # what `own` has given
+        self.is_unused = copy is None  # nobody has asked for its value
+        self.copy = copy  # what `own` gives
         self._is_copyable = True
         self._ends: bool | None = None
         self._laid: tuple[bytes, list[Piece], bytes] | None = None
@@ -69,9 +69,8 @@ class Item:
     def own(self) -> Copy | None:
         """The value, as nobody else has it; None if it is neither compared nor copied, but decoded each time."""
         if self.copy is None and self._is_copyable:
-            value = decode_fragment(self.data)
-            self._is_copyable = is_copyable(value)
-            self.copy = Copy(value) if self._is_copyable else None
+            self.copy = copy_of(decode_fragment(self.data))
+            self._is_copyable = self.copy is not None
             self.is_unused = False
         return self.copy
 
@@ -202,8 +201,9 @@ def lay_list(values: Sequence[Any], piece_bytes: int, earlier: ListChannel | Non
     # What was moved, as all is when the first items are dropped, is found by its bytes.
     moved = {old.data: old for old in [*[known[n] for n in others], *known[len(items) :]]}
     for n in [*others, *range(len(items), len(values))]:
-        data = encode_fragment(values[n])
-        items[n : n + 1] = [moved.get(data) or Item(data, piece_bytes)]
+        copy = copy_of(values[n], is_shared=True)
+        data = encode_fragment(values[n] if copy is None else copy.value)  # which nobody can change meanwhile
+        items[n : n + 1] = [moved.get(data) or Item(data, piece_bytes, copy)]
     return ListChannel([*filter(None, items)], earlier)
 
 

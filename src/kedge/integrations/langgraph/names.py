@@ -56,9 +56,11 @@ class Address:
 
 def job_of(thread_id: str, namespace: str = "") -> str:
     thread = prefix_of(thread_id)
+    if not namespace and isinstance(namespace, str):
+        return thread
     if not isinstance(namespace, str) or not is_utf8(namespace):
         raise Validation(f"checkpoint_ns={namespace!r}", hint="use the namespace LangGraph gave")
-    return thread if not namespace else f"{thread}@{_part(namespace, _MOST - len(thread) - 1)}"
+    return f"{thread}@{_part(namespace, _MOST - len(thread) - 1)}"
 
 
 def prefix_of(thread_id: str) -> str:
@@ -68,6 +70,7 @@ def prefix_of(thread_id: str) -> str:
     return PREFIX + _part(thread_id, _MOST_THREAD)
 
 
+@lru_cache(maxsize=1024)
 def names_of(job: str) -> tuple[str, str] | None:
     """(thread, namespace) of a job; None when it was too long to be told from the job's name."""
     if "++" in job:

@@ -63,6 +63,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         super().__init__(store)
         by_name.allow(*allow)
         by_name.allow_own_modules()
+        self._piece_bytes = self.manager.store.row_bytes
         self._memory = Memory()
         self._recent = Recent(self.manager.store)
         self._writing = Writing()
@@ -207,10 +208,6 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
                 f"thread {address.thread!r} was continued by another run since this one read it",
                 hint="let one run end before the next begins, or branch: give the checkpoint_id to continue from",
             ) from conflict
-
-    @property
-    def _piece_bytes(self) -> int:
-        return self.manager.store.row_bytes
 
     # Reading
 
