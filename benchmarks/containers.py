@@ -68,8 +68,8 @@ class Subject:
 
 @contextmanager
 def subject(bench: Bench, ballast: int) -> Iterator[Subject]:
-    from tests.conftest import missing
     from tests.lab import lab
+    from tests.parts import missing
 
     if reason := missing("criu"):
         raise Missing(reason)
@@ -136,7 +136,7 @@ def restore(bench: Bench) -> list[Row]:
         sides = {"kedge": lambda: measured(ours), "runc": lambda: measured(bare)}
         found = interleave(bench.rounds, sides)
     work = f"back again, {ballast // 1_000_000} MB"
-    return [Row(work, found["kedge"], "tar + runc restore", found["runc"], 1.3, "share", seconds)]
+    return [Row(work, found["kedge"], "tar + runc restore", found["runc"], 1.2, "share", seconds)]
 
 
 def pass_through(bench: Bench) -> list[Row]:
@@ -162,9 +162,9 @@ def pass_through(bench: Bench) -> list[Row]:
 
 def shim(bench: Bench) -> list[Row]:
     """`ctr run --detach` below containerd, with its own shim and with ours."""
-    from tests.conftest import missing
     from tests.engine import OURS, PLAIN, containerd
     from tests.lab import lab
+    from tests.parts import missing
 
     if reason := missing("criu") or missing("containerd"):
         raise Missing(reason)
@@ -194,9 +194,9 @@ def shim(bench: Bench) -> list[Row]:
 
 def shim_calls(bench: Bench) -> list[Row]:
     """A call that only passes through the shim, and what stays in memory for a container."""
-    from tests.conftest import missing
     from tests.engine import OURS, PLAIN, containerd
     from tests.lab import lab
+    from tests.parts import missing
 
     if reason := missing("criu") or missing("containerd"):
         raise Missing(reason)
@@ -237,9 +237,9 @@ def _resident(pid: int) -> float:
 
 def preempt(bench: Bench) -> list[Row]:
     """Ten containers of 50 MB: all of them in the store, against ten bare dumps into a directory."""
-    from tests.conftest import missing
     from tests.engine import OURS, PLAIN, containerd
     from tests.lab import PYTHON, lab, wait_for
+    from tests.parts import missing
 
     if reason := missing("criu") or missing("containerd"):
         raise Missing(reason)
@@ -280,4 +280,4 @@ def preempt(bench: Bench) -> list[Row]:
         found = interleave(
             1 if bench.quick else 3, {"kedge": lambda: timed(OURS, ours), "runc": lambda: timed(PLAIN, bare)}
         )
-    return [Row("preempt, 10 containers of 50 MB", found["kedge"], "10 × runc checkpoint", found["runc"], 1.5, "share")]
+    return [Row("preempt, 10 containers of 50 MB", found["kedge"], "10 × runc checkpoint", found["runc"], 1.1, "share")]
