@@ -188,3 +188,9 @@ def test_help_imports_little() -> None:
     assert {name for name in loaded if name.startswith("kedge.cli.")} == {
         "kedge.cli.app", "kedge.cli.command", "kedge.cli.failures",
     }  # fmt: skip
+
+
+def test_nobody_looks_for_garbage_when_a_command_ends(environment: dict[str, str]) -> None:
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); import kedge.cli"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n"

@@ -13,6 +13,8 @@ printed to stdout but what runc would print. Errors go to runc's log and to stde
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -62,4 +64,5 @@ def pass_on(real: str, words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # an engine waits: nobody looks for garbage on the way out
     sys.exit(main(sys.argv[1:]))
