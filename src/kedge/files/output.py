@@ -21,9 +21,9 @@ from .stored import Part, parts_of_chunks
 from .table import APART, BLOCK_DEVICE, CHARACTER_DEVICE, DIRECTORY, FIFO, FILE, Table, shown
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_WORKERS = 4
+_WORKERS = min(4, 1 + (os.cpu_count() or 1))  # one waits for the disk while the others verify and write
 _EMPTY_AT_ONCE = 256
-_TASK_BYTES = 1 << 20
+_TASK_BYTES = 2 << 20  # measured best, from 1 to 8 MiB: fewer hand-overs between threads, and still in the caches
 _TYPES = {FIFO: stat.S_IFIFO, CHARACTER_DEVICE: stat.S_IFCHR, BLOCK_DEVICE: stat.S_IFBLK}
 _NO_ID = 0xFFFFFFFF  # to chown(2): leave as it is
 
@@ -257,7 +257,7 @@ class Filling:
         """Memory of this thread for some chunks; so large that it begins on a page, for the disk to write into."""
         buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None or len(buffer) < size:
-            buffer = self._local.buffer = allocate(max(size, 2 << 20))
+            buffer = self._local.buffer = allocate(max(size, _TASK_BYTES + (1 << 20)))
         return buffer[:size]
 
     @contextmanager
