@@ -289,7 +289,7 @@ layouts: dict[int, tuple[Shape, int]] = {Tag.OBJECT_ARRAY: (Shape.ITEMS, 3), Tag
 leaf_outlines: dict[int, Callable[[bytes, DecodeContext], object]] = {}
 structure_outlines: dict[int, Callable[[Sequence[Any], list[Any]], object]] = {}
 
-# Where kinds of other libraries are: top-level package of the class → our module, and tag → (our module, package).
+# Where kinds of other libraries are: top-level package of the class → our module, and tag → package.
 _HOMES = {
     **dict.fromkeys(("decimal", "fractions", "zoneinfo"), "rare_types"),
     "numpy": "numpy_types",
@@ -299,24 +299,17 @@ _HOMES = {
     "polars": "polars_types",
     "pyarrow": "arrow_types",
 }
-_TAG_HOMES: dict[int, tuple[str, str]] = {
-    40: (".files", "kedge"),  # Tree and File, which enter themselves
-    41: (".files", "kedge"),
-    Tag.DECIMAL: ("rare_types", "decimal"),
-    Tag.FRACTION: ("rare_types", "fractions"),
-    Tag.ZONEINFO: ("rare_types", "zoneinfo"),
-    Tag.NDARRAY: ("numpy_types", "numpy"),
-    Tag.OBJECT_ARRAY: ("numpy_types", "numpy"),
-    Tag.NUMPY_SCALAR: ("numpy_types", "numpy"),
-    Tag.NUMPY_DTYPE: ("numpy_types", "numpy"),
-    Tag.TENSOR: ("torch_types", "torch"),
-    Tag.SPARSE_TENSOR: ("torch_types", "torch"),
-    Tag.TORCH_VALUE: ("torch_types", "torch"),
-    Tag.JAX: ("jax_types", "jax"),
-    Tag.PANDAS: ("pandas_types", "pandas"),
-    Tag.PANDAS_SCALAR: ("pandas_types", "pandas"),
-    Tag.POLARS: ("polars_types", "polars"),
-    Tag.ARROW: ("arrow_types", "pyarrow"),
+_PACKAGES: dict[int, str] = {
+    Tag.DECIMAL: "decimal",
+    Tag.FRACTION: "fractions",
+    Tag.ZONEINFO: "zoneinfo",
+    **dict.fromkeys((Tag.NDARRAY, Tag.OBJECT_ARRAY, Tag.NUMPY_SCALAR, Tag.NUMPY_DTYPE), "numpy"),
+    **dict.fromkeys((Tag.TENSOR, Tag.SPARSE_TENSOR, Tag.TORCH_VALUE), "torch"),
+    **dict.fromkeys((Tag.PANDAS, Tag.PANDAS_SCALAR), "pandas"),
+    Tag.JAX: "jax",
+    Tag.POLARS: "polars",
+    Tag.ARROW: "pyarrow",
+    **dict.fromkeys((40, 41), "kedge"),  # Tree and File, which enter themselves
 }
 
 
@@ -404,12 +397,11 @@ def kind_for(tag: int) -> Kind:
     kind = by_tag.get(tag)
     if kind is not None:
         return kind
-    home = _TAG_HOMES.get(tag)
-    if home is None:
+    package = _PACKAGES.get(tag)
+    if package is None:
         raise Problem(f"unknown Ext tag {tag}")
-    module, package = home
     try:
-        _bring_in(module)
+        _bring_in(_HOMES.get(package, ".files"))
     except ImportError as error:
         raise Problem(
             f"{{path}} was saved from {package}, which cannot be imported here ({error})",
