@@ -1,4 +1,4 @@
-"""What waits together, committed in one round trip by functions of the server (`sql/002.sql` and those behind it).
+"""What waits together, committed in one round trip by functions of the server (`sql/002.sql`).
 
 The server numbers the saves, checks leases, parents and chunks, and inserts all of them or none. What it cannot decide
 by itself (a job that is new, a lease that must be ended, anything that will be refused) it leaves alone: then nothing
@@ -45,15 +45,13 @@ class TakeLease:
     job: str
     holder: str
     ttl_s: float
-    sql: ClassVar[str] = "lease_1(%s, %s, %s, %s::bigint, %s, %s::float8, %s, %s)"
+    sql: ClassVar[str] = "lease_1(%s, %s, %s, %s, %s::float8, %s)"
 
     def __call__(self, writes: PostgresWrites) -> Lease:
         return writes.acquire_lease(self.job, self.holder, self.ttl_s)
 
-    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
-        # Of `chain_of`, but number and detail.
-        entry = ormsgpack.packb((at_us, ns_no, self.holder, "lease", self.job, None))[1:]
-        return self.job, None, self.holder, self.ttl_s, at_us, entry
+    def parameters(self, at_us: int) -> tuple[object, ...]:
+        return self.job, self.holder, self.ttl_s, at_us
 
     def outcome(self, answer: Sequence[str], namespace: str) -> Outcome:
         if len(answer) == 1:
@@ -71,7 +69,7 @@ class ReleaseLease:
     def __call__(self, writes: PostgresWrites) -> None:
         writes.end_lease(self.job, self.token)
 
-    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+    def parameters(self, at_us: int) -> tuple[object, ...]:
         return self.job, self.token, at_us
 
     def outcome(self, answer: bool | None, namespace: str) -> Outcome:
@@ -88,7 +86,7 @@ class Retag:
     def __call__(self, writes: PostgresWrites) -> Checkpoint:
         return writes.update(self.checkpoint_id, self.update, self.actor)
 
-    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+    def parameters(self, at_us: int) -> tuple[object, ...]:
         return self.checkpoint_id, json.dumps(dict(self.update.tags or {})), MAX_TAGS, at_us, self.actor
 
     def outcome(self, answer: tuple[Any, ...] | None, namespace: str) -> Outcome:
@@ -105,7 +103,7 @@ class Delete:
     def __call__(self, writes: PostgresWrites) -> CheckpointIds:
         return writes.delete(self.checkpoint_ids, self.even_pinned, self.actor)
 
-    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+    def parameters(self, at_us: int) -> tuple[object, ...]:
         ids = Array("text", tuple(dict.fromkeys(self.checkpoint_ids)))
         return ids, self.even_pinned, at_us, self.actor
 
@@ -129,7 +127,7 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
     calls += [f"CASE WHEN saved IS NOT NULL THEN kedge.{other.sql} END" for other in behind]
     at_us, parameters = now_us(), list[object]()
     for other in (*others, *behind):
-        parameters += (ns_no, namespace, *other.parameters(ns_no, at_us))
+        parameters += (ns_no, namespace, *other.parameters(at_us))
     sql = f"SELECT {', '.join(calls)} FROM (SELECT {save} AS saved OFFSET 0) s"
     if not (others or behind):
         sql = f"SELECT {save}"

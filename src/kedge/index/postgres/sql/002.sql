@@ -1,9 +1,12 @@
--- What savers ask for most, as a function: its statements are planned once for each connection of the server, whoever
--- pgbouncer lends that to, and a whole batch of saves is one round trip. It changes no table: a Kedge that does not
--- know it works on beside one that does. A later form of it gets a name of its own.
+-- What is asked for most, as functions: their statements are planned once for each connection of the server, whoever
+-- pgbouncer lends that to, and whatever waits together is one round trip (`batch.py`). They change no table: a Kedge that
+-- does not know them works on beside one that does. A later form of one gets a name of its own.
+--
+-- Plans are made while tables are empty, and last while they grow (I6). So a join names the order of its steps: LATERAL
+-- with OFFSET is one look into an index for each row, whatever the planner believes.
 
 -- A number as MessagePack has it, for the chain of events.
-CREATE FUNCTION kedge.packed(number bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION kedge.packed(number bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN number < 128 THEN substring(int8send(number) FROM 8)
                 WHEN number < 256 THEN '\xcc'::bytea || substring(int8send(number) FROM 8)
                 WHEN number < 65536 THEN '\xcd'::bytea || substring(int8send(number) FROM 7)
@@ -11,12 +14,58 @@ CREATE FUNCTION kedge.packed(number bigint) RETURNS bytea LANGUAGE sql IMMUTABLE
                 ELSE '\xcf'::bytea || int8send(number) END
 $$;
 
+-- A text as MessagePack has it, for the chain of events.
+CREATE OR REPLACE FUNCTION kedge.packed_text(value text) RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    data bytea := convert_to(value, 'UTF8');
+    size bytea := int4send(length(data));
+BEGIN
+    RETURN CASE WHEN value IS NULL THEN '\xc0'::bytea
+                WHEN length(data) < 32 THEN set_byte('\x00'::bytea, 0, 160 + length(data)) || data
+                WHEN length(data) < 256 THEN '\xd9'::bytea || substring(size FROM 4) || data
+                WHEN length(data) < 65536 THEN '\xda'::bytea || substring(size FROM 3) || data
+                ELSE '\xdb'::bytea || size || data END;
+END $$;
+
+-- Append an event. The caller has the lock of the namespace.
+CREATE OR REPLACE FUNCTION kedge.append_1(
+    ns integer, namespace text, at bigint, actor_ text, action_ text, job_ text, checkpoint_ text, detail_ text
+) RETURNS void LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+DECLARE
+    head bigint;
+    link bytea;
+BEGIN
+    SELECT s.last_event + 1, s.chain INTO STRICT head, link FROM kedge.namespace s WHERE s.no = ns;
+    link := sha256(link || '\x98'::bytea || kedge.packed(head) || kedge.packed(at) || kedge.packed(ns::bigint)
+        || kedge.packed_text(actor_) || kedge.packed_text(action_) || kedge.packed_text(job_)
+        || kedge.packed_text(checkpoint_) || kedge.packed_text(detail_));
+    UPDATE kedge.namespace s SET last_event = head, chain = link WHERE s.no = ns;
+    INSERT INTO kedge.event (ns_no, id, at_us, actor, action, job, checkpoint, detail, chain)
+    VALUES (ns, head, at, actor_, action_, job_, checkpoint_, detail_, link);
+    PERFORM pg_notify('kedge', namespace || ':' || head);
+END $$;
+
+-- Whether a save may be committed under this key, or without one; `is_first`: it may be the first of its job.
+CREATE OR REPLACE FUNCTION kedge.has_key_1(namespace text, key_id text, is_first boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF key_id IS NOT NULL THEN
+        RETURN key_id IS NOT DISTINCT FROM (SELECT m.value FROM kedge.meta m WHERE m.key = 'key:' || namespace);
+    ELSIF is_first THEN
+        -- Locked: until this has committed nobody makes the store an encrypted one (I10).
+        PERFORM FROM kedge.meta m WHERE m.key = 'encrypted' AND m.value = 'no' FOR SHARE;
+        RETURN FOUND;
+    END IF;
+    RETURN true;
+END $$;
+
 -- Saves of jobs that are there, all or none: the rows they got, or NULL if any of them must be looked at by itself; then
 -- nothing was saved. What the database refuses (an ID or a key that is taken) fails all of them.
 --
 -- The first statement waits for the lock that every writer of the namespace holds until it has committed. Each of those
 -- behind it sees what was committed by then, so that what they check stays true until this commits (I3, I5).
-CREATE FUNCTION kedge.save_1(
+CREATE OR REPLACE FUNCTION kedge.save_1(
     ns integer, namespace text, key_id text,
     -- for each save
     jobs text[], tokens bigint[], ids text[], steps text[], levels text[], parents text[], created_us bigint[],
@@ -31,7 +80,7 @@ CREATE FUNCTION kedge.save_1(
     chunk_bases bytea[], chunk_packs integer[], chunk_offsets bigint[], chunk_data bytea[],
     reused bytea[]
 ) RETURNS bigint[] LANGUAGE plpgsql
-    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off  -- plans last while tables grow
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
     SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
@@ -45,6 +94,7 @@ DECLARE
     rows_ bigint[];
     links bytea[];
     pack_nos bigint[];
+    damaged bytea[];
 BEGIN
     SELECT s.last_event, s.chain INTO STRICT head, link FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
 
@@ -58,32 +108,30 @@ BEGIN
             AND CASE WHEN new.token IS NULL THEN l.is_live IS NOT TRUE
                      ELSE coalesce(l.is_live AND l.token = new.token, false) END AS is_sure
         FROM (SELECT i, jobs[i] AS name, tokens[i] AS token FROM generate_series(1, n) i) new
-        -- OFFSET: one look into the index for each, whatever the planner believes of tables that it met empty (I6).
         LEFT JOIN LATERAL (SELECT * FROM kedge.job j WHERE j.ns_no = ns AND j.name = new.name OFFSET 0) j ON true
         LEFT JOIN LATERAL (SELECT * FROM kedge.lease l WHERE l.job_no = j.no OFFSET 0) l ON true
     ) found;
     IF NOT is_sure THEN
         RETURN NULL;
     END IF;
-    IF key_id IS NULL AND has_first THEN
-        -- Locked: until this has committed nobody makes the store an encrypted one (I10).
-        PERFORM FROM kedge.meta m WHERE m.key = 'encrypted' AND m.value = 'no' FOR SHARE;
-        IF NOT FOUND THEN
-            RETURN NULL;
-        END IF;
-    END IF;
-    IF key_id IS NOT NULL
-        AND key_id IS DISTINCT FROM (SELECT m.value FROM kedge.meta m WHERE m.key = 'key:' || namespace) THEN
+    IF NOT kedge.has_key_1(namespace, key_id, has_first) THEN
         RETURN NULL;
     END IF;
-    IF parents IS NOT NULL AND (SELECT count(*) FROM kedge.checkpoint c
-            JOIN kedge.job j ON j.no = (c."row" >> 32)::integer AND j.ns_no = ns
-            WHERE c.id IN (SELECT unnest(parents))) < (SELECT count(DISTINCT p) FROM unnest(parents) p) THEN
+    IF parents IS NOT NULL AND EXISTS (
+        SELECT FROM unnest(parents) AS wanted (id)
+        LEFT JOIN LATERAL (SELECT c."row" FROM kedge.checkpoint c WHERE c.id = wanted.id OFFSET 0) c ON true
+        LEFT JOIN LATERAL (SELECT j.ns_no FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer OFFSET 0) j ON true
+        WHERE wanted.id IS NOT NULL AND j.ns_no IS DISTINCT FROM ns
+    ) THEN
         RETURN NULL;
     END IF;
-    IF reused IS NOT NULL AND (SELECT count(*) FROM unnest(reused) AS wanted (digest)
-            JOIN kedge.chunk c ON c.ns_no = ns AND c.digest = wanted.digest AND NOT c.is_damaged)
-            < cardinality(reused) THEN
+    IF reused IS NOT NULL AND EXISTS (
+        SELECT FROM unnest(reused) AS wanted (digest)
+        LEFT JOIN LATERAL (
+            SELECT c.is_damaged FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = wanted.digest OFFSET 0
+        ) c ON true
+        WHERE c.is_damaged IS NOT FALSE
+    ) THEN
         RETURN NULL;
     END IF;
     IF packs IS NOT NULL THEN
@@ -117,13 +165,21 @@ BEGIN
     IF chunk_digests IS NOT NULL THEN
         -- The first copy of a chunk stays, unless it is damaged. Nobody else inserts here meanwhile, so that nothing can
         -- come between looking and inserting, and ON CONFLICT, which costs as much again, is not needed.
-        DELETE FROM kedge.chunk c USING unnest(chunk_digests) AS u (d)
-        WHERE c.ns_no = ns AND c.digest = u.d AND c.is_damaged;
+        SELECT array_agg(u.d) INTO damaged
+        FROM unnest(chunk_digests) AS u (d), LATERAL (
+            SELECT FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = u.d AND c.is_damaged OFFSET 0
+        ) c;
+        IF damaged IS NOT NULL THEN
+            DELETE FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = ANY(damaged);
+        END IF;
         INSERT INTO kedge.chunk
         SELECT ns, u.d, u.s, u.t, u.e, false, u.f, pack_nos[u.p], u.o, u.b
         FROM unnest(chunk_digests, chunk_sizes, chunk_stored, chunk_encodings, chunk_bases, chunk_packs, chunk_offsets,
             chunk_data) AS u (d, s, t, e, f, p, o, b)
-        WHERE NOT EXISTS (SELECT FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = u.d);
+        LEFT JOIN LATERAL (
+            SELECT true AS is_there FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = u.d OFFSET 0
+        ) c ON true
+        WHERE c.is_there IS NULL;
     END IF;
     INSERT INTO kedge.checkpoint
     SELECT rows_[i], ids[i], steps[i], levels[i], parents[i], created_us[i], statuses[i], sizes[i], stored[i], digests[i],
@@ -143,4 +199,200 @@ BEGIN
     SELECT ns, head - n + i, at_us[i], actors[i], 'save', jobs[i], ids[i], '{}', links[i] FROM generate_series(1, n) i;
     PERFORM pg_notify('kedge', namespace || ':' || head);
     RETURN rows_;
+END $$;
+
+-- One save alone, without chunks: what a step of a run is. The same as `save_1`, by the plainest statements there are: to
+-- begin and end those of a batch takes longer than the save itself.
+CREATE OR REPLACE FUNCTION kedge.save_one_1(
+    ns integer, namespace text, key_id text,
+    job_ text, token_ bigint, id_ text, step_ text, level_ text, parent_ text, created_us_ bigint, status_ text,
+    size_ bigint, stored_ bigint, digest_ bytea, codec_ text, schema_version_ text, tags_ text, is_pinned_ boolean,
+    metadata_ text, has_chunks_ boolean, manifest_ bytea, key_ text, request_digest_ bytea, at bigint, actor_ text,
+    entry bytea, tag_names text[], tag_values text[]
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    head bigint;
+    link bytea;
+    job_no_ integer;
+    seq bigint;
+    current_token bigint;
+    row_ bigint;
+BEGIN
+    SELECT s.last_event + 1, s.chain INTO STRICT head, link FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
+    SELECT j.no, j.last_seq + 1 INTO job_no_, seq FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
+    IF job_no_ IS NULL THEN
+        RETURN NULL;
+    END IF;
+    SELECT l.token INTO current_token FROM kedge.lease l WHERE l.job_no = job_no_ AND l.is_live;
+    IF current_token IS DISTINCT FROM token_ THEN
+        RETURN NULL;
+    END IF;
+    IF NOT kedge.has_key_1(namespace, key_id, seq = 1) THEN
+        RETURN NULL;
+    END IF;
+    IF parent_ IS NOT NULL AND NOT EXISTS (
+        SELECT FROM kedge.checkpoint c, LATERAL (
+            SELECT FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer AND j.ns_no = ns OFFSET 0
+        ) j WHERE c.id = parent_
+    ) THEN
+        RETURN NULL;
+    END IF;
+
+    row_ := job_no_::bigint << 32 | seq;
+    link := sha256(link || '\x98'::bytea || kedge.packed(head) || entry);
+    UPDATE kedge.namespace s SET last_event = head, chain = link WHERE s.no = ns;
+    UPDATE kedge.job j
+    SET last_seq = seq, checkpoints = j.checkpoints + 1, size_bytes = j.size_bytes + size_,
+        stored_bytes = j.stored_bytes + stored_, updated_us = created_us_
+    WHERE j.no = job_no_;
+    INSERT INTO kedge.checkpoint
+    VALUES (row_, id_, step_, level_, parent_, created_us_, status_, size_, stored_, digest_, codec_, schema_version_,
+        tags_, is_pinned_, metadata_, has_chunks_, manifest_);
+    IF tag_names IS NOT NULL THEN
+        INSERT INTO kedge.tag SELECT job_no_, u.name, u.value, row_ FROM unnest(tag_names, tag_values) AS u (name, value);
+    END IF;
+    IF key_ IS NOT NULL THEN
+        INSERT INTO kedge.idempotency VALUES (job_no_, key_, row_, request_digest_);
+    END IF;
+    INSERT INTO kedge.event VALUES (ns, head, at, actor_, 'save', job_, id_, '{}', link);
+    PERFORM pg_notify('kedge', namespace || ':' || head);
+    RETURN ARRAY[row_];
+END $$;
+
+-- Take the lease of a job, which is made if there is none. Answers its token; of one that another holder has and that
+-- still runs, also that holder and the seconds it runs for: then nothing was changed.
+CREATE OR REPLACE FUNCTION kedge.lease_1(ns integer, namespace text, job_ text, holder_ text, ttl_s float8, at bigint)
+RETURNS text[] LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    job_no_ integer;
+    held record;
+    token_ bigint;
+BEGIN
+    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
+    SELECT j.no INTO job_no_ FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
+    SELECT l.token, l.holder, l.is_live, extract(epoch FROM l.until - clock_timestamp())::float8 AS left_s
+    INTO held FROM kedge.lease l WHERE l.job_no = job_no_;
+    IF held.is_live AND held.left_s > 0 THEN
+        RETURN ARRAY[held.token::text, held.holder, held.left_s::text];
+    END IF;
+    IF job_no_ IS NULL THEN
+        INSERT INTO kedge.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, updated_us)
+        VALUES (ns, job_, 0, 0, 0, 0, at, at) RETURNING no INTO job_no_;
+    END IF;
+    token_ := coalesce(held.token, 0) + 1;
+    INSERT INTO kedge.lease VALUES (job_no_, token_, holder_, clock_timestamp() + make_interval(secs => ttl_s), true)
+    ON CONFLICT (job_no) DO UPDATE SET token = excluded.token, holder = excluded.holder, until = excluded.until,
+        is_live = true;
+    PERFORM kedge.append_1(ns, namespace, at, holder_, 'lease', job_, NULL, format('{"token": %s}', token_));
+    RETURN ARRAY[token_::text];
+END $$;
+
+-- End a lease; nothing happens if it was lost. Nobody waits for one that is not there any more: it is only released
+-- under the lock.
+CREATE OR REPLACE FUNCTION kedge.release_1(ns integer, namespace text, job_ text, token_ bigint, at bigint)
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    job_no_ integer;
+    holder_ text;
+BEGIN
+    SELECT j.no INTO job_no_ FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
+    PERFORM FROM kedge.lease l WHERE l.job_no = job_no_ AND l.is_live AND l.token = token_;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
+    UPDATE kedge.lease l SET is_live = false WHERE l.job_no = job_no_ AND l.is_live AND l.token = token_
+    RETURNING l.holder INTO holder_;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM kedge.append_1(ns, namespace, at, holder_, 'release', job_, NULL, format('{"token": %s}', token_));
+    RETURN true;
+END $$;
+
+-- Merge tags into those of a checkpoint; the value null removes one. Answers the columns of the checkpoint and the name
+-- of its job; NULL if there is none, or it would have more than `most` tags: then nothing was changed.
+CREATE OR REPLACE FUNCTION kedge.tag_1(
+    ns integer, namespace text, id_ text, change text, most integer, at bigint, actor_ text
+) RETURNS record LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    found_ record;
+    old jsonb;
+    new jsonb;
+BEGIN
+    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
+    SELECT c."row", c.id, c.step, c.level, c.parent, c.created_us, c.status, c.size_bytes, c.stored_bytes, c.digest,
+        c.codec, c.schema_version, c.tags, c.is_pinned, c.metadata, j.name
+    INTO found_ FROM kedge.checkpoint c, LATERAL
+        (SELECT j.no, j.name FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer AND j.ns_no = ns OFFSET 0) j
+    WHERE c.id = id_;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    old := coalesce(found_.tags, '{}')::jsonb;
+    new := jsonb_strip_nulls(old || change::jsonb);
+    IF (SELECT count(*) FROM jsonb_object_keys(new)) > most THEN
+        RETURN NULL;
+    END IF;
+    DELETE FROM kedge.tag t USING jsonb_each_text(old) AS o
+    WHERE t.job_no = (found_."row" >> 32)::integer AND t.name = o.key AND t.value = o.value AND t."row" = found_."row"
+        AND o.value IS DISTINCT FROM new ->> o.key;
+    INSERT INTO kedge.tag
+    SELECT (found_."row" >> 32)::integer, n.key, n.value, found_."row" FROM jsonb_each_text(new) AS n
+    WHERE n.value IS DISTINCT FROM old ->> n.key;
+    found_.tags := nullif(new, '{}'::jsonb)::text;
+    UPDATE kedge.checkpoint c SET tags = found_.tags WHERE c."row" = found_."row";
+    PERFORM kedge.append_1(ns, namespace, at, actor_, 'tag', found_.name, id_, change);
+    RETURN found_;
+END $$;
+
+-- Delete checkpoints. Answers the IDs of those that existed; NULL if a pinned one is among them and must not be deleted:
+-- then nothing was changed.
+CREATE OR REPLACE FUNCTION kedge.delete_1(
+    ns integer, namespace text, ids text[], even_pinned boolean, at bigint, actor_ text
+) RETURNS text[] LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    found_ record;
+    wanted text;
+    gone text[] := '{}';
+BEGIN
+    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
+    IF NOT even_pinned AND EXISTS (
+        SELECT FROM unnest(ids) AS u (id),
+            LATERAL (SELECT c."row" FROM kedge.checkpoint c WHERE c.id = u.id AND c.is_pinned OFFSET 0) c,
+            LATERAL (SELECT FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer AND j.ns_no = ns OFFSET 0) j
+    ) THEN
+        RETURN NULL;
+    END IF;
+    FOREACH wanted IN ARRAY ids LOOP
+        SELECT c."row", c.tags, c.size_bytes, c.stored_bytes, j.no, j.name
+        INTO found_ FROM kedge.checkpoint c, LATERAL
+            (SELECT j.no, j.name FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer AND j.ns_no = ns OFFSET 0) j
+        WHERE c.id = wanted;
+        CONTINUE WHEN NOT FOUND;
+        DELETE FROM kedge.checkpoint c WHERE c."row" = found_."row";
+        DELETE FROM kedge.idempotency i WHERE i."row" = found_."row";
+        DELETE FROM kedge.record r WHERE r."row" = found_."row";
+        IF found_.tags IS NOT NULL THEN
+            DELETE FROM kedge.tag t USING jsonb_each_text(found_.tags::jsonb) AS o
+            WHERE t.job_no = found_.no AND t.name = o.key AND t.value = o.value AND t."row" = found_."row";
+        END IF;
+        UPDATE kedge.job j
+        SET checkpoints = j.checkpoints - 1, size_bytes = j.size_bytes - found_.size_bytes,
+            stored_bytes = j.stored_bytes - found_.stored_bytes
+        WHERE j.no = found_.no;
+        PERFORM kedge.append_1(ns, namespace, at, actor_, 'delete', found_.name, wanted, '{}');
+        gone := gone || wanted;
+    END LOOP;
+    RETURN gone;
 END $$;
