@@ -140,7 +140,9 @@ class Pipeline(Generic[P, R]):
         for name in kwargs:
             if name not in parameters:
                 near = did_you_mean(name, [free for free in parameters if free not in kwargs])
-                raise Validation(f"pipeline {self.name} has no argument {name}", hint=near or f"it takes {signature}")
+                raise Validation(
+                    f"pipeline {self.name}: it has no argument {name}", hint=near or f"it takes {signature}"
+                )
 
     def check_options(self, args: Sequence[Any], options: object) -> None:
         """Raise Validation for an option that the pipeline has a parameter of the same name for: whose is it?"""

@@ -64,7 +64,7 @@ def test_arguments_that_a_pipeline_does_not_take_are_refused_by_schedule(run: Ru
     words = ("schedule", "add", "q", "s1", f"{program}:tick", "--every", "60")
     assert "missing a required argument: 'folder'" in run(*words, code=3).stderr
     refused = run(*words, "--arg", 'foldr="x"', code=3).stderr
-    assert "pipeline tick has no argument foldr" in refused
+    assert "pipeline tick: it has no argument foldr" in refused
     assert "did you mean folder?" in refused
     assert "it takes (folder, scheduled_at=None)" in run(*words, "--arg", "x=1", code=3).stderr
     assert "there is no queue q" in run("schedule", "list", "q", code=4).stderr
