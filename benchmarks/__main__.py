@@ -37,6 +37,7 @@ STORE: Rows = {
     "small-saves": small_saves.run,
     "full-save": arrays.full_save,
     "changed-save": arrays.changed_save,
+    "scattered-save": arrays.scattered_save,
     "load": arrays.load,
     "async-stall": arrays.async_stall,
     "tree": trees.run,

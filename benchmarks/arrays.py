@@ -109,6 +109,39 @@ def changed_save(bench: Bench) -> list[Row]:
     return rows
 
 
+def scattered_save(bench: Bench) -> list[Row]:
+    """The same state again with 1 % of its elements changed, everywhere: what no grid of chunks makes smaller."""
+    state = State(bench.state_bytes)
+    files = bench.fresh("files")
+    archive = bench.workspace / "state.pt"
+    with fresh_store(bench, "scattered") as manager:
+        manager.save("train", "epoch", state.arrays)
+
+        def ours() -> float:
+            state.change_scattered()
+            cost = timed(lambda: manager.save("train", "epoch", state.arrays), memory=2 * state.size_bytes)
+            state.write_files(files)
+            return cost
+
+        def torch() -> float:
+            return timed(lambda: peers.torch_save(state.tensors, archive), memory=2 * state.size_bytes)
+
+        sides: dict[str, Callable[[], float]] = {"kedge": ours}
+        titles = {"torch": "torch.save + fsync", "borg": "borg"}
+        missing = {"torch": _add(sides, "torch", torch, peers.torch)}
+        try:
+            borg = peers.Borg(bench.fresh("borg"))
+            sides["borg"] = lambda: timed(lambda: borg.backup(files), memory=2 * state.size_bytes)
+        except Missing as reason:
+            missing["borg"] = str(reason)
+        samples = interleave(bench.rounds, sides)
+    work = "same, 1 % of all elements changed, scattered"
+    return [
+        Row(work, samples["kedge"], title, samples[name]) if name in samples else Row(work, skipped=missing[name])
+        for name, title in titles.items()
+    ]
+
+
 def load(bench: Bench) -> list[Row]:
     """Verified loads against torch.load, which does not verify; files out of the page cache, then in it."""
     torch = peers.torch()

@@ -13,7 +13,7 @@ CHANGED = 0.05
 
 
 class State:
-    """Random arrays that can be changed as a whole, or in some 1 MiB extents."""
+    """Random arrays that can be changed as a whole, in some 1 MiB extents, or here and there."""
 
     def __init__(self, size_bytes: int) -> None:
         self._random = np.random.default_rng(7)
@@ -50,6 +50,13 @@ class State:
             self._words[extent // per_array][start : start + size] = self._random.integers(
                 0, 1 << 32, size, dtype=np.uint32
             )
+
+    def change_scattered(self) -> None:
+        """Give 1 % of all elements, anywhere, new random numbers: no extent stays as it was."""
+        for words in self._words:
+            count = words.size // 100
+            places = self._random.integers(0, words.size, count)
+            words[places] = self._random.integers(0, 1 << 32, count, dtype=np.uint32)
 
     def write_files(self, directory: Path) -> None:
         """For peers that know only files."""

@@ -1,4 +1,4 @@
-"""A directory with 20,000 small files and 2 GiB of large ones: the first backup of it, and one with nothing changed."""
+"""A directory with 20,000 small files and 512 MiB of large ones: its first backup, and one with nothing changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ["state", "step", "epoch", "loss", "tile", "weight", "result", "error", 
 def run(bench: Bench) -> list[Row]:
     if not hasattr(kedge, "Tree"):
         raise Missing("kedge.Tree does not exist yet")
-    small, large_bytes = (SMALL_FILES // 8, GIB // 4) if bench.quick else (SMALL_FILES, 2 * GIB)
+    small, large_bytes = (SMALL_FILES // 8, GIB // 16) if bench.quick else (SMALL_FILES, GIB // 2)
     source = bench.fresh("tree-source")
     write_tree(source, small, large_bytes)
     log(f"  {small:,} small files, {large_bytes >> 20:,} MiB of large ones")
@@ -42,11 +42,21 @@ def run(bench: Bench) -> list[Row]:
         again["restic"].append(timed(lambda: repository.backup(source), memory=2 * large_bytes))
         return cost
 
+    def borg() -> float:
+        repository = peers.Borg(bench.fresh("borg"))
+        return timed(lambda: repository.backup(source), memory=2 * large_bytes)
+
     def tar(compressor: str) -> float:
         archive = bench.fresh("tar") / "tree.tar.zst"
         return timed(lambda: peers.tar(source, archive, compressor), memory=2 * large_bytes)
 
-    sides = {"kedge": ours, "restic": restic, "zstd": lambda: tar("zstd"), "zstd -1 -T0": lambda: tar("zstd -1 -T0")}
+    sides = {
+        "kedge": ours,
+        "restic": restic,
+        "borg": borg,
+        "zstd": lambda: tar("zstd"),
+        "zstd -1 -T0": lambda: tar("zstd -1 -T0"),
+    }
     missing: dict[str, str] = {}
     for name in [name for name in sides if name != "kedge"]:
         try:
@@ -55,15 +65,16 @@ def run(bench: Bench) -> list[Row]:
             del sides[name]
             missing[name] = str(reason)
     samples = interleave(max(3, bench.rounds // 2), sides)
-    work = f"{small:,} small files + {large_bytes / GIB:g} GiB"
+    work = f"{small:,} small files + {large_bytes >> 20} MiB"
     rows = []
     for name, title, target in (
         ("restic", "restic", 4.0),
+        ("borg", "borg", None),
         ("zstd", "tar + zstd + fsync", 1.3),
         ("zstd -1 -T0", "tar + zstd -1 -T0 + fsync", None),
     ):
         if name in samples:
-            rows.append(Row(work, samples["kedge"], title, samples[name], target, best=name != "restic"))
+            rows.append(Row(work, samples["kedge"], title, samples[name], target, best="zstd" in name))
         else:
             rows.append(Row(work, skipped=missing[name]))
     if again["restic"]:
