@@ -31,7 +31,7 @@ def test_a_renewal_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, er
             renewed.set()
 
         monkeypatch.setattr(store.store, "renew_lease", renew)
-        with hold(store.store, JOB, ttl_s=0.1):
+        with hold(store.store, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
             wait_for(renewed.is_set, "nobody renews it any more")
     assert refusals == []
 
@@ -48,5 +48,5 @@ def test_nobody_renews_what_was_lost_or_given_back(monkeypatch: pytest.MonkeyPat
         assert not is_renewing()
         store.break_lease(store.take_lease(JOB, "other", 60))
         monkeypatch.setattr(store.store, "renew_lease", lost)
-        with hold(store.store, JOB, ttl_s=0.1):
+        with hold(store.store, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
             wait_for(lambda: not is_renewing(), "it is still renewed")
