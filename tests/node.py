@@ -1,7 +1,7 @@
 """A node of its own for tests: own root, processes, network and init, with a containerd that is configured in /etc.
 
 What a pod of the node changes, on a mounted root or as PID 1's own, it changes here and nowhere else. /usr is the
-machine's. When its init is killed, everything in it is gone.
+machine's. When its init is killed, everything in it is gone but what it has on disk, and it can be booted again.
 """
 
 import os
@@ -19,17 +19,17 @@ from tests.engine import IMAGE, VERSION, Containerd
 from tests.lab import Lab
 from tests.waiting import wait_for
 
-# PID 1 keeps containerd running; `systemctl restart containerd` ends it and waits for the next one.
-_INIT = """
+# Its disk: mounts of one process that nothing kills, from which each boot has its own.
+_DISK = """
 set -e
-ip link set lo up
 mount -t tmpfs node {root}
 cd {root}
-mkdir -p etc opt usr proc sys dev run tmp old var/lib
+mkdir -p etc/containerd opt usr proc sys dev run tmp var/lib
 for name in bin sbin lib lib64; do ln -s usr/$name $name; done
-for name in passwd group hosts resolv.conf nsswitch.conf ld.so.cache machine-id alternatives; do
+for name in passwd group hosts resolv.conf nsswitch.conf ld.so.cache machine-id alternatives ssl; do
   [ ! -e /etc/$name ] || cp -a /etc/$name etc/
 done
+ln -s {config} etc/containerd/config.toml
 for name in /dev /sys; do mount --rbind $name .$name; done
 for name in /usr {shared}; do mkdir -p .$name; mount --bind $name .$name; done
 mount -t tmpfs local usr/local/sbin
@@ -43,13 +43,23 @@ until [ "$(cat /run/containerd.pid)" != $before ] && ctr --address {socket} vers
 echo restarted >>/run/restarts
 END
 chmod 755 usr/local/sbin/systemctl
+echo ready
+exec sleep 1000000
+"""
+# PID 1 keeps containerd running; `systemctl restart containerd` ends it and waits for the next one.
+_INIT = """
+set -e
+ip link set lo up
+cd {root}
+mount -t tmpfs run run
 mount -t proc proc proc
+cat proc/sys/kernel/random/uuid >run/boot_id
+mount --bind run/boot_id proc/sys/kernel/random/boot_id
+mkdir -p old run/containerd
 pivot_root . old
 umount -l /old
 rmdir /old
-mkdir /etc/containerd /run/containerd
 ln -s {socket} /run/containerd/containerd.sock
-ln -s {config} /etc/containerd/config.toml
 echo ready
 while :; do
   containerd --config /etc/containerd/config.toml >>{log} 2>&1 &
@@ -72,9 +82,10 @@ class _Machine(Lab):
 class Node(Containerd):
     """Its containerd. What it keeps on disk, and its socket, have the same paths inside and outside."""
 
-    def __init__(self, made: _Machine, init: subprocess.Popen[bytes], shared: Sequence[Path]) -> None:
+    def __init__(
+        self, made: _Machine, disk: subprocess.Popen[bytes], shared: Sequence[Path], environment: Mapping[str, str]
+    ) -> None:
         super().__init__(made, version=VERSION, pods=True)
-        self._init = init
         self._config = self.home / "config.toml"
         plain = self._config.read_text().partition('[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kedge]')
         imports = 'imports = ["/etc/containerd/conf.d/*.toml"]\n' if VERSION == "2" else ""
@@ -83,28 +94,47 @@ class Node(Containerd):
         self.root = made.root / "node"
         self.root.mkdir()
         self.cri = Cri(self.home / "socket", IMAGE)
-        self._shared = [made.root, *shared]
         self._made = made
+        self._plain = environment
+        self._disk = disk
+        self._init: subprocess.Popen[bytes] | None = None
+        self._places = {
+            "root": self.root, "shared": " ".join(map(str, [made.root, *shared])), "config": self._config,
+            "containerd": self.programs / "containerd", "ctr": self.programs / "ctr", "socket": self.home / "socket",
+            "log": self.log,
+        }  # fmt: skip
 
     @property
     def init(self) -> int:
         """The PID of its init, from here."""
         return self._made.init
 
+    def assemble(self) -> None:
+        self._tell(self._disk, _DISK)
+
     def boot(self) -> None:
-        assert self._init.stdin is not None
-        assert self._init.stdout is not None
-        script = _INIT.format(
-            root=self.root, shared=" ".join(map(str, self._shared)), config=self._config, log=self.log,
-            containerd=self.programs / "containerd", ctr=self.programs / "ctr", socket=self.home / "socket",
-        )  # fmt: skip
-        self._init.stdin.write(script.encode())
-        self._init.stdin.close()
-        assert self._init.stdout.readline() == b"ready\n", self.log
-        children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children")
-        self._made.init = int(children.read_text())
+        """Also again, after it crashed."""
+        enter = ["nsenter", f"--target={self._disk.pid}", "--mount", "--"]
+        own = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private"]
+        self._init = _shell([*enter, *own], self._plain)
+        self._tell(self._init, _INIT)
+        self._made.init = int(Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text())
         self.wait_up()
-        self.load_image()
+
+    def _tell(self, shell: subprocess.Popen[bytes], script: str) -> None:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        with shell.stdout, shell.stdin:
+            shell.stdin.write(script.format(**self._places).encode())
+            shell.stdin.close()
+            assert shell.stdout.readline() == b"ready\n", self.log
+
+    def crash(self) -> None:
+        """All that runs on it is gone at once, as when its power is cut; its disk stays."""
+        if self._init is not None:
+            os.kill(self._made.init or self._init.pid, signal.SIGKILL)
+            self._init.wait()  # for all of its processes
+            self._init, self._made.init = None, 0
 
     def wait_up(self) -> None:
         wait_for(lambda: self.ctr("version", check=False).returncode == 0 or None, "containerd does not start")
@@ -170,20 +200,22 @@ class Node(Containerd):
         return len(told.read_text().split()) if told.exists() else 0
 
 
+def _shell(front: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*front, "sh"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
 @contextmanager
 def node(root: Path, *shared: Path, environment: Mapping[str, str] | None = None) -> Iterator[Node]:
     """A running one, which also has these paths of the machine."""
     plain = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **(environment or {})}
-    init = subprocess.Popen(
-        ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private", "sh"],
-        env=plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    made = Node(_Machine(root, init), init, shared)
+    disk = _shell(["unshare", "--mount", "--propagation=private"], plain)
+    made = Node(_Machine(root, disk), disk, shared, plain)
     try:
+        made.assemble()
         made.boot()
+        made.load_image()
         yield made
     finally:
-        init.send_signal(signal.SIGKILL)
-        init.wait()
-        assert init.stdout is not None
-        init.stdout.close()
+        made.crash()
+        disk.kill()
+        disk.wait()

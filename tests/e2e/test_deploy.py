@@ -349,11 +349,16 @@ def test_a_configuration_that_would_mean_something_else_is_put_back(tmp_path: Pa
 def test_a_node(tmp_path: Path) -> None:
     """The DaemonSets run as pods of a node of its own, with a payload of this checkout: see `lived`."""
     payload = make_payload(tmp_path)
-    with node(tmp_path, DEPLOY.parents[1], Path(sys.base_prefix)) as made:
+    with node(tmp_path, DEPLOY.parents[1], Path(sys.base_prefix), criu_folder()) as made:
         shutil.copy(INSTALLER, made.below("/usr/local/sbin"))
         programs_of_it = ("/usr", "/etc/alternatives")  # of the image, if it were one
         mounts = [(path, path, True) for path in programs_of_it]
         lived(made, mounts=[*mounts, (str(payload), "/opt/kedge", True)])
+
+
+def criu_folder() -> Path:
+    """Where CRIU and its libraries are, which may be outside of this checkout."""
+    return Path(os.path.realpath(shutil.which("criu") or "/usr/sbin/criu")).parents[1]
 
 
 def make_payload(folder: Path) -> Path:

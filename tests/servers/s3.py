@@ -18,6 +18,7 @@ from tests.waiting import wait_for
 
 KEY, SECRET = "kedge-test", "kedge-test-secret"
 BUCKET = "kedge"
+QUIET = ("-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0")
 
 
 def weed() -> str | None:
@@ -30,7 +31,7 @@ def s3_server(folder: Path) -> Iterator[str]:
     """The address of a server with one bucket, whose data lies in `folder`."""
     server, address = _start(folder)
     try:
-        _make_bucket(address)
+        make_bucket(address)
         yield address
     finally:
         server.terminate()
@@ -58,7 +59,7 @@ class Server:
     def _is_writable(self) -> bool:
         def has_bucket() -> bool:
             try:
-                _make_bucket(self.address)
+                make_bucket(self.address)
             except Exception:
                 return False
             return True
@@ -78,7 +79,7 @@ def restartable_server(folder: Path) -> Iterator[Server]:
     """A server with one bucket, whose data lies in `folder`."""
     server = Server(folder)
     try:
-        _make_bucket(server.address)
+        make_bucket(server.address)
         yield server
     finally:
         server.stop()
@@ -105,8 +106,7 @@ def _start_once(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     ports = _free_ports(2 * len(names))
     options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
     options += [f"-{name}.port.grpc={port}" for name, port in zip(names, ports[len(names) :], strict=True)]
-    quiet = ["-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    command = [program, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *quiet, *options]
+    command = [program, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *QUIET, *options]
     return _run(command, folder), f"http://127.0.0.1:{ports[0]}"
 
 
@@ -153,7 +153,7 @@ def _is_up(url: str, server: subprocess.Popen[bytes]) -> bool:
     return server.poll() is None
 
 
-def _make_bucket(address: str) -> None:
+def make_bucket(address: str) -> None:
     """The first object makes the bucket: with these credentials everything is allowed."""
     import obstore
     from obstore.store import S3Store

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import subprocess
+import sys
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.test_deploy import DEPLOY, INSTALLER
 from tests.node import Node
+from tests.servers import s3
 from tests.waiting import wait_for
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
@@ -40,7 +45,7 @@ _KEYS = f"""
 openssl genrsa -out {_HOME}/sa.key 2048 2>/dev/null
 openssl rsa -in {_HOME}/sa.key -pubout -out {_HOME}/sa.pub 2>/dev/null
 """
-_KUBELET = {
+KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
     "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
@@ -61,10 +66,9 @@ _KUBELET = {
 class Cluster:
     """Its nodes are node1, which has the control plane too, node2, …"""
 
-    def __init__(self, nodes: Sequence[Node], binaries: Path, store: str) -> None:
+    def __init__(self, nodes: Sequence[Node], binaries: Path) -> None:
         self.nodes = {f"node{number}": node for number, node in enumerate(nodes, 1)}
         self._binaries = binaries
-        self.store = store
         self._places: dict[str, str] = {}  # what the installer is told
         self._kubelets: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {"PATH": f"{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -73,46 +77,52 @@ class Cluster:
     # Setting up
 
     def start(self) -> None:
-        self._connect()
         for name, node in self.nodes.items():
+            self.prepare(name)
             node.below("/etc/machine-id").write_text(f"{name.removeprefix('node'):0>32}\n")  # two machines
-            node.lab.run("sh", "-c", _SETUP, env=self._environment)
             for user in _USERS:
                 (node.below(_HOME) / f"{user}.conf").write_text(json.dumps(_kubeconfig(f"token-{user}")))
-            (node.below(_HOME) / "kubelet.yaml").write_text(json.dumps(_KUBELET))
+            (node.below(_HOME) / "kubelet.yaml").write_text(json.dumps(KUBELET))
         self._start_control_plane()
         for name in self.nodes:
             self.start_kubelet(name)
-        wait_for(lambda: all(map(self._is_ready, self.nodes)), "the nodes are not ready", 180)
+        self.wait_ready()
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
 
-    def _connect(self) -> None:
-        """A bridge in the first node, to which each of the others has a cable."""
-        init = [node.init for node in self.nodes.values()]
-        enter = ["nsenter", f"--target={init[0]}", "--net", "--"]
+    def boot(self, name: str) -> None:
+        """A node that crashed, but the first one, which has the control plane."""
+        self.nodes[name].boot()
+        self.prepare(name)
+        self.start_kubelet(name)
+        self.wait_ready()
 
-        def ip(words: str, of: Sequence[str] = enter) -> None:
-            subprocess.run([*of, "ip", *words.split()], check=True)
+    def wait_ready(self) -> None:
+        wait_for(lambda: all(map(self.is_ready, self.nodes)), "the nodes are not ready", 180)
 
-        ip("link add nodes type bridge")
-        ip("addr add 10.99.0.1/24 dev nodes")
-        ip("link set nodes up")
-        ip("route add default via 10.99.0.254")
-        for number, pid in enumerate(init[1:], 2):
-            ip(f"link add cable{number} type veth peer name nodes netns {pid}")
-            ip(f"link set cable{number} master nodes up")
-            there = ["nsenter", f"--target={pid}", "--net", "--"]
-            ip(f"addr add 10.99.0.{number}/24 dev nodes", there)
-            ip("link set nodes up", there)
-            ip("route add default via 10.99.0.254", there)
+    def prepare(self, name: str) -> None:
+        """What a node loses when it crashes: the kernel's settings, and its network. That is a bridge in the first
+        node, to which each of the others has a cable."""
+        node = self.nodes[name]
+        node.lab.run("sh", "-c", _SETUP, env=self._environment)
+        number = name.removeprefix("node")
+        if name == "node1":
+            node.lab.run("ip", "link", "add", "nodes", "type", "bridge")
+        else:
+            ends = f"ip link add cable{number} type veth peer name nodes netns {node.init}"
+            first = ["nsenter", f"--target={self.nodes['node1'].init}", "--net", "--", "sh", "-ec"]
+            subprocess.run([*first, f"{ends}; ip link set cable{number} master nodes up"], check=True)
+        connected = (
+            f"ip addr add 10.99.0.{number}/24 dev nodes; ip link set nodes up; ip route add default via 10.99.0.254"
+        )
+        node.lab.run("sh", "-ec", connected)
 
     def _start_control_plane(self) -> None:
         first = self.nodes["node1"]
         first.lab.run("sh", "-c", _KEYS, env=self._environment)
         tokens = [f"token-{name},{user}" for name, user in _USERS.items()]
         (first.below(_HOME) / "tokens.csv").write_text("\n".join(tokens) + "\n")
-        self._run("etcd", "--data-dir=/var/lib/etcd", "--unsafe-no-fsync")
-        self._run(
+        self.run("etcd", "--data-dir=/var/lib/etcd", "--unsafe-no-fsync")
+        self.run(
             "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--bind-address=0.0.0.0",
             "--advertise-address=10.99.0.1", f"--cert-dir={_HOME}/api", f"--token-auth-file={_HOME}/tokens.csv",
             "--authorization-mode=Node,RBAC", "--service-account-issuer=https://kubernetes.default.svc",
@@ -120,10 +130,12 @@ class Cluster:
             "--service-cluster-ip-range=10.96.0.0/24", "--allow-privileged=true",
         )  # fmt: skip
         wait_for(lambda: self.kubectl("get", "--raw", "/readyz", check=False).stdout == "ok", "no API server", 180)
+        self.run("kubectl", "proxy", f"--unix-socket={self._socket}")
+        wait_for(self._socket.exists, "no way to the API server")
         key = f"--service-account-private-key-file={_HOME}/sa.key"
         controller = ("--use-service-account-credentials", key, f"--kubeconfig={_HOME}/controller.conf")
-        self._run("kube-controller-manager", "--leader-elect=false", *controller)
-        self._run("kube-scheduler", f"--kubeconfig={_HOME}/scheduler.conf", "--leader-elect=false")
+        self.run("kube-controller-manager", "--leader-elect=false", *controller)
+        self.run("kube-scheduler", f"--kubeconfig={_HOME}/scheduler.conf", "--leader-elect=false")
 
     def start_kubelet(self, name: str) -> None:
         """Also again, when it was killed."""
@@ -131,26 +143,53 @@ class Cluster:
             self._kubelets[name].wait()
         address = f"--node-ip=10.99.0.{name.removeprefix('node')}"
         files = (f"--config={_HOME}/kubelet.yaml", f"--kubeconfig={_HOME}/{name}.conf")
-        self._kubelets[name] = self._run("kubelet", *files, f"--hostname-override={name}", address, on=name)
+        self._kubelets[name] = self.run("kubelet", *files, f"--hostname-override={name}", address, on=name)
 
-    def _run(self, program: str, *words: str, on: str = "node1") -> subprocess.Popen[bytes]:
+    def run(self, program: str, *words: str, on: str = "node1") -> subprocess.Popen[bytes]:
+        return self._spawn(on, program, [self._binaries / program, *words])
+
+    def _spawn(
+        self, on: str, name: str, command: Sequence[str | Path], environment: Mapping[str, str] = {}
+    ) -> subprocess.Popen[bytes]:
         """Until the node is gone. Its log is in the node's folder."""
         node = self.nodes[on]
-        with (node.home / f"{program}.log").open("ab") as log:
-            command = node.lab.enter([self._binaries / program, *words])
-            return subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        known = {**self._environment, **environment}
+        with (node.home / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                node.lab.enter(command), env=known, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
-    def _is_ready(self, name: str) -> bool:
-        asked = ("get", "node", name, "--output=jsonpath={.status.conditions[?(@.type=='Ready')].status}")
-        return self.kubectl(*asked, check=False).stdout == "True"
+    def is_ready(self, name: str) -> bool:
+        conditions = self.ask(f"/api/v1/nodes/{name}").get("status", {}).get("conditions", ())
+        return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
 
-    def install(self, payload: Path) -> None:
-        self._places = {"HOST": "", "PAYLOAD": str(payload), "CONTAINERD": "containerd", "ASK": "",
-                        "RESTART": "systemctl restart containerd", "KEDGE_STORE": self.store}  # fmt: skip
-        for name, node in self.nodes.items():
-            node.lab.run(INSTALLER, "install", env={**self._environment, **self._places})
+    def start_s3(self) -> dict[str, str]:
+        """An object store that all nodes reach; what tells its clients about it."""
+        first, address = self.nodes["node1"], "http://10.99.0.1:8333"
+        (first.home / "s3").mkdir()
+        told = s3.environment(address)
+        place = (f"-dir={first.home}/s3", "-ip=10.99.0.1", "-ip.bind=10.99.0.1")
+        self._spawn("node1", "s3", [str(s3.weed()), "mini", *place, *s3.QUIET], told)
+        inside = ["nsenter", f"--target={first.init}", "--net", "--", sys.executable, "-c"]
+        code = f"from tests.servers import s3; s3.make_bucket({address!r})"
+        checkout = Path(__file__).parents[2]
+
+        def has_bucket() -> bool:
+            return subprocess.run([*inside, code], cwd=checkout, capture_output=True, check=False).returncode == 0
+
+        wait_for(has_bucket, "no object store", 180)
+        return told
+
+    def install(self, payload: Path, settings: Mapping[str, str]) -> None:
+        for name in self.nodes:
+            self.install_on(name, payload, settings)
             self.kubectl("label", "node", name, "kedge.dev/runtime=true")
         self.kubectl("apply", f"--filename={DEPLOY}/runtimeclass.yaml")
+
+    def install_on(self, name: str, payload: Path, settings: Mapping[str, str]) -> None:
+        self._places = {"HOST": "", "PAYLOAD": str(payload), "CONTAINERD": "containerd", "ASK": "",
+                        "RESTART": "systemctl restart containerd", **settings}  # fmt: skip
+        self.nodes[name].lab.run(INSTALLER, "install", env={**self._environment, **self._places})
 
     def uninstall(self) -> None:
         for node in self.nodes.values():
@@ -169,6 +208,10 @@ class Cluster:
             tails = [(one.stdout + one.stderr)[-3000:] for one in told]
             raise AssertionError("\n".join([str(error), *tails])) from error
 
+    def checkpoint(self, node: str, pod: str) -> None:
+        """It runs on."""
+        self.nodes[node].lab.run("/opt/kedge/bin/kedge", "pod", "checkpoint", f"team/{pod}", env=self._environment)
+
     # Asking
 
     def kubectl(self, *words: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -181,21 +224,51 @@ class Cluster:
         path.write_text(json.dumps(document))
         self.kubectl(*(how or ("apply",)), f"--filename={path}")
 
-    def running(self, selector: str, besides: str = "") -> dict[str, Any] | None:
-        """The pod that runs, if it is not that one."""
-        told = self.kubectl("get", "pods", f"--selector={selector}", "--output=json")
-        for pod in json.loads(told.stdout)["items"]:
+    @property
+    def _socket(self) -> Path:
+        return self.nodes["node1"].home / "api"
+
+    def ask(self, path: str) -> dict[str, Any]:
+        """What the API server answers, {} if it has none; without a program for it, as it is asked all the time."""
+        with closing(_Proxy(self._socket)) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            told: dict[str, Any] = json.load(answer)
+            return told if answer.status == http.HTTPStatus.OK else {}
+
+    def pods(self, selector: str, besides: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Those that run, without those that leave, and those that have these UIDs."""
+        query = urllib.parse.urlencode({"labelSelector": selector})
+        found = []
+        for pod in self.ask(f"/api/v1/namespaces/team/pods?{query}").get("items", ()):
             states = [one["state"] for one in pod["status"].get("containerStatuses", ())]
             is_leaving = "deletionTimestamp" in pod["metadata"]
-            if states and "running" in states[0] and not is_leaving and pod["metadata"]["uid"] != besides:
-                return dict(pod)
-        return None
+            if states and "running" in states[0] and not is_leaving and pod["metadata"]["uid"] not in besides:
+                found.append(dict(pod))
+        return found
+
+    def running(self, selector: str, besides: str = "") -> dict[str, Any] | None:
+        """The pod that runs, if it is not that one."""
+        return next(iter(self.pods(selector, [besides])), None)
 
     def work(self, pod: Mapping[str, Any]) -> Path:
-        """The folder /work of its container."""
+        """The folder /work of its container; OSError while it does not run."""
         node = self.nodes[pod["spec"]["nodeName"]]
         container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
-        return node.below(f"/proc/{node.pid(container)}/root/work")
+        state = json.loads(node.below(f"/run/containerd/runc/k8s.io/{container}/state.json").read_text())
+        return node.below(f"/proc/{state['init_process_pid']}/root/work")
+
+
+class _Proxy(http.client.HTTPConnection):
+    """To `kubectl proxy`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._path))
 
 
 def _kubeconfig(token: str) -> dict[str, Any]:

@@ -1,38 +1,37 @@
 """A whole Kubernetes with two nodes: pods that are deleted, evicted, drained, preempted, rolled out and scaled go on.
+So do twenty at once, those of a node whose power is cut, and those of a kubelet that is alone.
 
 `./dev torture kubernetes --binaries DIR`. The programs are given, and never part of the project: DIR has etcd,
 kube-apiserver, kube-controller-manager, kube-scheduler, kubelet (1.31 or newer) and kubectl, built from their public
 sources by whoever runs this. containerd is that of $KEDGE_CONTAINERD, as in the other tests. The nodes share nothing
-but a PostgreSQL store. Each kind of pod and each way of replacing it comes once; then pods are deleted while somebody
-on their node is killed at a random moment, for as long as there is time.
+but a store: PostgreSQL, and an object store if there is one for tests. Each kind of pod and each way of replacing it
+comes once; then pods are deleted while somebody on their node, or the node, is killed at a random moment, as long as
+there is time.
 """
 
 from __future__ import annotations
 
 import os
-import random
-import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import kedge
-from tests.e2e.test_deploy import DEPLOY, make_payload
+from tests.e2e.test_deploy import DEPLOY, criu_folder, make_payload
 from tests.engine import IMAGE
 from tests.lab import COUNTER, PYTHON
 from tests.node import node
 from tests.parts import missing
 from tests.servers.postgres import postgres_cluster
+from tests.servers.s3 import BUCKET
 from tests.waiting import wait_for
 
+from . import kubelet_alone
 from .cluster import PROGRAMS, Cluster
-from .pods import VICTIMS
+from .cluster_kills import Kills, lines_of
 
 # Counts with a lock, a watch and a connection to itself; the connection is made again when it was closed.
 _TIED = """
@@ -74,9 +73,13 @@ while True:
 # Which start of the program this is: one that went on is still the same.
 _BEGAN = 'import os\nopen("/work/began", "w").write(os.urandom(8).hex())\n'
 _COUNT = [PYTHON, "-c", _BEGAN + COUNTER, "0.002", "0"]
+_COUNT_SLOWLY = [*_COUNT[:3], "0.1", "0"]
+_MANY = 20
 _EMPTY: dict[str, Any] = {"volumes": [{"name": "work", "emptyDir": {}}]}
 _IN_MEMORY: dict[str, Any] = {"volumes": [{"name": "work", "emptyDir": {"medium": "Memory"}}]}
 _MOUNTED = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+_BOTH_WAYS = {"volumeMounts": [{"name": "work", "mountPath": "/work", "mountPropagation": "Bidirectional"}]}
+_SETTINGS: dict[str, Any] = {"volumes": [{"name": "settings", "configMap": {"name": "settings"}}]}
 _USR = {"name": "usr", "mountPath": "/usr", "readOnly": True}
 _SIDECAR = {
     "name": "helper", "image": IMAGE, "imagePullPolicy": "Never", "restartPolicy": "Always", "volumeMounts": [_USR],
@@ -99,14 +102,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the pod, of it
     "sharedpid": ({"shareProcessNamespace": True}, {}),
     "probes": ({}, {"readinessProbe": _PROBE, "livenessProbe": _PROBE}),
     "sidecar": ({"initContainers": [_SIDECAR]}, {}),
+    "terminal": ({}, {"tty": True, "stdin": True}),
+    "configmap": (_SETTINGS, {"volumeMounts": [{"name": "settings", "mountPath": "/settings"}]}),
+    "bothways": (_EMPTY, {**_BOTH_WAYS, "securityContext": {"privileged": True}}),
 }
-
-
-_KILLED: dict[str, Callable[[list[bytes]], bool]] = {
-    **VICTIMS,
-    "containerd": lambda words: words[0] == b"containerd",
-    "kubelet": lambda words: words[0].endswith(b"/kubelet"),
-}
+_PATIENCE = {"KEDGE_DEADLINE_S": "60", "KEDGE_CLAIM_S": "60"}  # of the nodes; a busy machine needs time
 
 
 def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[str, float]:
@@ -119,20 +119,25 @@ def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[
         raise RuntimeError(f"--binaries DIR lacks {', '.join(absent)}: build them from their public sources")
     deadline = time.monotonic() + 60 * minutes
     binaries = binaries.resolve()
-    criu = Path(shutil.which("criu") or "").resolve().parents[1]  # with its libraries
     payload = make_payload(folder)
     one, two = folder / "one", folder / "two"
     one.mkdir()
     two.mkdir()
     with postgres_cluster() as database:
-        shared = (DEPLOY.parents[1], Path(sys.base_prefix), binaries, criu, payload, database.folder)
+        index = database.url("postgres")
+        shared = (DEPLOY.parents[1], Path(sys.base_prefix), binaries, criu_folder(), payload, database.folder)
+        alone = {"apiVersion": "v1", "kind": "Pod", **_pod("alone", {"runtimeClassName": None}, {})}
+        alone["metadata"]["name"] = "alone"
+        kubelet_alone.go_on(folder / "alone", shared, binaries, payload, alone, {"KEDGE_STORE": index, **_PATIENCE})
         with node(one, *shared) as first, node(two, *shared) as second:
-            cluster = Cluster([first, second], binaries, database.url("postgres"))
+            cluster = Cluster([first, second], binaries)
             cluster.start()
             before = [made.files() for made in (first, second)]
-            cluster.install(payload)
+            objects = {} if missing("s3") else cluster.start_s3()
+            store = f"{index}&blobs=s3://{BUCKET}/pods" if objects else index
+            cluster.install(payload, {"KEDGE_STORE": store, **objects, **_PATIENCE})
             with cluster.explained():
-                numbers = _Pods(cluster).live(deadline)
+                numbers = _Pods(cluster, index).live(deadline)
                 cluster.uninstall()
                 for made, files in zip((first, second), before, strict=True):
                     changed = {path for path, _ in made.files().items() ^ files.items()}
@@ -153,7 +158,7 @@ def _pod(name: str, pod: Mapping[str, Any], container: Mapping[str, Any], **wish
     mounts = [_USR, *container.get("volumeMounts", ())]
     usual = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": _COUNT, "env": environment}
     volumes = [{"name": "usr", "hostPath": {"path": "/usr"}}, *pod.get("volumes", ())]
-    spec = {"runtimeClassName": "kedge", "terminationGracePeriodSeconds": 30, **pod, "volumes": volumes,
+    spec = {"runtimeClassName": "kedge", "terminationGracePeriodSeconds": 120, **pod, "volumes": volumes,
             "containers": [{**usual, **container, "volumeMounts": mounts}]}  # fmt: skip
     return {"metadata": {"labels": {"app": name}}, "spec": spec}
 
@@ -172,17 +177,36 @@ def _deployment(name: str, pod: Mapping[str, Any], container: Mapping[str, Any])
 class _Pods:
     """What must go on."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, store: str) -> None:
+        self._cluster, self._store = cluster, store
         self.kubectl = cluster.kubectl
-        self._saved = 0  # how far the last checkpoint of the pod that is killed around is, at least
 
     def live(self, deadline: float) -> dict[str, float]:
+        data = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}}
+        self._cluster.apply(data)
         cases = [name for name in CASES if name != "nonroot" or _may_read_limits()]
         for case in cases:
             pod, container = CASES[case]
             template = _pod(case, pod, container)
             self._goes_on(_workload("StatefulSet", case, template, replicas=1, serviceName=case), self.delete)
+        self._kinds()
+        self._all_at_once()
+        self._node_returns()
+        self._node_is_lost()
+        ways = (self.delete, self.evict, self.drain, self.drain, self.roll_out, self.scale, self.preempt)
+        hungry = {"resources": {"requests": {"cpu": f"{600 * (os.cpu_count() or 1)}m"}}}
+        self._cluster.apply(_deployment("train", {}, hungry))
+        for way in ways:
+            self._is_replaced("app=train", way)
+        self.kubectl("delete", "deployment", "train", "--cascade=foreground", timeout=300)
+        names = ["first", "second", "third"]
+        for name in names:
+            self._cluster.apply(_deployment(name, {}, {}))
+        kills = Kills(self._cluster, self._store, names).until(deadline)
+        self.kubectl("delete", "deployment", *names, "--cascade=foreground", timeout=300)
+        return {"cases": len(cases), "kinds": 4, "ways": len(ways), "at once": _MANY, **kills}
+
+    def _kinds(self) -> None:
         never = {"restartPolicy": "Never"}
         several = {"completions": 2, "parallelism": 2}
         self._goes_on(_workload("Job", "job", _pod("job", never, {})), self.delete)
@@ -194,29 +218,103 @@ class _Pods:
         self._goes_on(_workload("DaemonSet", "daemons", _pod("daemons", here, {}, KEDGE_WORKLOAD="agent")), self.delete)
         slow = {"lifecycle": {"preStop": {"sleep": {"seconds": 4}}}}
         self._goes_on(_deployment("slow", {}, slow), self.evict)  # another pod is there before it is told to stop
-        ways = (self.delete, self.evict, self.drain, self.drain, self.roll_out, self.scale, self.preempt)
-        hungry = {"resources": {"requests": {"cpu": f"{600 * (os.cpu_count() or 1)}m"}}}
-        self._cluster.apply(_deployment("train", {}, hungry))
-        for way in ways:
-            self._is_replaced("app=train", way)
-        kills = self._kill_around("app=train", deadline)
-        self.kubectl("delete", "deployment", "train", "--cascade=foreground", timeout=180)
-        return {"cases": len(cases), "kinds": 4, "ways": len(ways), **kills}
+
+    def _all_at_once(self) -> None:
+        template = _pod("many", {}, {"command": _COUNT_SLOWLY})
+        parallel = {"replicas": _MANY, "serviceName": "many", "podManagementPolicy": "Parallel"}
+        self._cluster.apply(_workload("StatefulSet", "many", template, **parallel))
+        before = self._wait_for_all([])
+        self.kubectl("delete", "pods", "--selector=app=many", timeout=600)
+        after = self._wait_for_all([uid for uid, _, _ in before.values()])
+        for name, (_, began, lines) in before.items():
+            assert after[name][1] == began, f"{name} began anew after {lines}"
+            assert after[name][2] >= lines, f"{name} went back: {after[name][2]} after {lines}"
+        self.kubectl("delete", "statefulset", "many", "--cascade=foreground", timeout=600)
+        print(f"  {_MANY} at once: go on", flush=True)
+
+    def _wait_for_all(self, besides: Sequence[str]) -> dict[str, tuple[str, str, int]]:
+        """By name: the UID, which start it is, and how far."""
+
+        def found() -> dict[str, tuple[str, str, int]] | None:
+            told = {}
+            for pod in self._cluster.pods("app=many", besides):
+                with suppress(OSError):
+                    work = self._cluster.work(pod)
+                    facts = pod["metadata"]["uid"], (work / "began").read_text(), lines_of(work)
+                    told[str(pod["metadata"]["name"])] = facts
+            return told if len(told) == _MANY and all(lines > 5 for _, _, lines in told.values()) else None
+
+        return wait_for(found, "not all of them run", 600)
+
+    # A node whose power is cut
+
+    def _node_returns(self) -> None:
+        """Its pods go on from their last checkpoint, as the same pods, with the files of that moment."""
+        pod, saved, began = self._saved_on_node2("stays", _EMPTY, _MOUNTED)
+        self._cluster.nodes["node2"].crash()
+        self._cluster.boot("node2")
+        restarted = partial(self._restarted, "app=stays", pod["status"]["containerStatuses"][0]["containerID"])
+        after = wait_for(restarted, "a pod of the node does not return", 300)
+        assert after["metadata"]["uid"] == pod["metadata"]["uid"]
+        self._went_on(after, saved, began)
+        self.kubectl("delete", "deployment", "stays", "--cascade=foreground", timeout=300)
+        print("  node2: returned with its pod", flush=True)
+
+    def _node_is_lost(self) -> None:
+        """Somebody says that its pods are gone: they go on elsewhere, once their claims have ended, and when the node
+        is there again, it has none of them."""
+        pod, saved, began = self._saved_on_node2("moves", {}, {})
+        self._cluster.nodes["node2"].crash()
+        self.kubectl("cordon", "node2")
+        self._cluster.apply(_deployment("moves", {}, {}))  # anywhere
+        self.kubectl("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0", timeout=300)
+        elsewhere = partial(self._cluster.running, "app=moves", pod["metadata"]["uid"])
+        after = wait_for(elsewhere, "a pod of the lost node does not return", 600)
+        assert after["spec"]["nodeName"] == "node1"
+        self._went_on(after, saved, began)
+        self._cluster.boot("node2")
+        self.kubectl("uncordon", "node2")
+        self._went_on(after, saved, began)
+        self.kubectl("delete", "deployment", "moves", "--cascade=foreground", timeout=300)
+        print("  node2: its pod went on at node1", flush=True)
+
+    def _saved_on_node2(
+        self, name: str, of_pod: Mapping[str, Any], of_container: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], int, str]:
+        """A pod with a checkpoint, which runs on; how far that is, and which start of the program."""
+        here = {**of_pod, "nodeSelector": {"kubernetes.io/hostname": "node2"}}
+        self._cluster.apply(_deployment(name, here, of_container))
+        pod = wait_for(lambda: self._cluster.running(f"app={name}"), f"{name} does not start", 120)
+        wait_for(lambda: self._lines(pod) > 20, f"{name} does not count")
+        saved = self._lines(pod)
+        self._cluster.checkpoint("node2", pod["metadata"]["name"])
+        wait_for(lambda: self._lines(pod) > saved + 20, f"{name} does not go on")
+        return pod, saved, (self._cluster.work(pod) / "began").read_text()
+
+    def _restarted(self, selector: str, before: str) -> dict[str, Any] | None:
+        pod = self._cluster.running(selector)
+        return pod if pod and pod["status"]["containerStatuses"][0]["containerID"] != before else None
+
+    def _went_on(self, pod: Mapping[str, Any], saved: int, began: str) -> None:
+        reached = self._lines(pod)
+        assert (self._cluster.work(pod) / "began").read_text() == began, "it began anew"
+        assert reached >= saved, f"it went back: {reached} after {saved}"
+        wait_for(lambda: self._lines(pod) > reached + 20, "it does not go on")
 
     def _goes_on(self, workload: Mapping[str, Any], replace: Callable[[str], None], selector: str = "") -> None:
         name = workload["metadata"]["name"]
         self._cluster.apply(workload)
         self._is_replaced(",".join(filter(None, (f"app={name}", selector))), replace)
-        self.kubectl("delete", workload["kind"], name, "--cascade=foreground", timeout=180)
+        self.kubectl("delete", workload["kind"], name, "--cascade=foreground", timeout=300)
         print(f"  {name}: goes on", flush=True)
 
     def _is_replaced(self, selector: str, replace: Callable[[str], None]) -> None:
-        before = wait_for(lambda: self._cluster.running(selector), f"{selector} does not start", 120)
+        before = wait_for(lambda: self._cluster.running(selector), f"{selector} does not start", 180)
         wait_for(lambda: self._lines(before) > 20, f"{selector} does not count")
         reached, began = self._lines(before), (self._cluster.work(before) / "began").read_text()
         replace(before["metadata"]["name"])
         uid = before["metadata"]["uid"]
-        after = wait_for(lambda: self._cluster.running(selector, uid), f"{selector} does not return", 180)
+        after = wait_for(lambda: self._cluster.running(selector, uid), f"{selector} does not return", 300)
         assert (self._cluster.work(after) / "began").read_text() == began, f"{selector} began anew after {reached}"
         assert self._lines(after) >= reached, f"{selector} went back: {self._lines(after)} after {reached}"
         reached = self._lines(after)
@@ -226,18 +324,12 @@ class _Pods:
         print(f"  {selector}: {replace.__name__}, {' → '.join(nodes)}", flush=True)
 
     def _lines(self, pod: Mapping[str, Any]) -> int:
-        """How far its counter is; AssertionError when memory and files did not agree."""
-        work = self._cluster.work(pod)
-        assert not (work / "broken").exists(), (work / "broken").read_text()
-        text = (work / "log").read_text() if (work / "log").exists() else ""
-        lines = text[: text.rfind("\n") + 1].split()
-        assert lines == [str(number) for number in range(1, len(lines) + 1)], lines[-3:]
-        return len(lines)
+        return lines_of(self._cluster.work(pod))
 
     # Ways in which a pod goes
 
     def delete(self, pod: str) -> None:
-        self.kubectl("delete", "pod", pod, timeout=180)
+        self.kubectl("delete", "pod", pod, timeout=300)
 
     def evict(self, pod: str) -> None:
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "team"}}
@@ -246,8 +338,8 @@ class _Pods:
     def drain(self, pod: str) -> None:
         """To the other node."""
         node = self.kubectl("get", "pod", pod, "--output=jsonpath={.spec.nodeName}").stdout
-        self.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", timeout=180)
-        wait_for(lambda: self._cluster.running("app=train"), "it does not return", 180)
+        self.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", timeout=300)
+        wait_for(lambda: self._cluster.running("app=train"), "it does not return", 300)
         self.kubectl("uncordon", node)
 
     def roll_out(self, pod: str) -> None:
@@ -255,7 +347,7 @@ class _Pods:
 
     def scale(self, pod: str) -> None:
         self.kubectl("scale", "deployment/train", "--replicas=0")
-        self.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=120s", timeout=180)
+        self.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=120s", timeout=300)
         self.kubectl("scale", "deployment/train", "--replicas=1")
 
     def preempt(self, pod: str) -> None:
@@ -265,68 +357,5 @@ class _Pods:
         room = {"resources": {"requests": {"cpu": f"{600 * (os.cpu_count() or 1)}m"}}}
         template = _pod("important", {"priorityClassName": "first"}, room, KEDGE_CHECKPOINT="")
         self._cluster.apply(_workload("Deployment", "important", template, replicas=2))
-        self.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=120s", timeout=180)
-        self.kubectl("delete", "deployment", "important", "--cascade=foreground", timeout=180)
-
-    # Kills
-
-    def _kill_around(self, selector: str, deadline: float) -> dict[str, float]:
-        draw = random.Random(19)
-        kills = dict.fromkeys(_KILLED, 0.0)
-        rounds = 0
-        pod = wait_for(lambda: self._cluster.running(selector), f"{selector} does not run", 120)
-        began = (self._cluster.work(pod) / "began").read_text()
-        self._saved = self._lines(pod)
-        while time.monotonic() < deadline:
-            victim = draw.choice(list(_KILLED))
-            reached, generation = self._lines(pod), self._generation()
-            kills[victim] += self._delete_while_killing(pod, victim, draw)
-            going_on = partial(self._going_on, selector, pod["metadata"]["uid"])
-            pod = wait_for(going_on, f"it does not return, {victim} killed", 300)
-            assert (self._cluster.work(pod) / "began").read_text() == began, f"it began anew, {victim} killed"
-            lines = self._lines(pod)
-            assert lines >= self._saved, f"it went back to {lines} from {self._saved}, {victim} killed"
-            if self._generation() > generation:
-                self._saved = reached
-            rounds += 1
-        return {"pods": rounds, **kills}
-
-    def _generation(self) -> int:
-        with kedge.open(self._cluster.store, namespace="containers") as store:
-            return max(checkpoint.seq for checkpoint in store.list("container:team+deployment:train+main"))
-
-    def _going_on(self, selector: str, besides: str) -> dict[str, Any] | None:
-        """The next pod, if it counts."""
-        pod = self._cluster.running(selector, besides)
-        with suppress(OSError, StopIteration, TypeError):  # no pod yet, or it ended while it was looked at
-            lines = self._lines(pod or {"spec": None})
-            time.sleep(0.2)  # sleep: at least some steps of the counter
-            return pod if self._lines(pod or {}) > lines else None
-        return None
-
-    def _delete_while_killing(self, pod: Mapping[str, Any], victim: str, draw: random.Random) -> int:
-        """The number of kills: 0, if the victim was not there."""
-        name = pod["spec"]["nodeName"]
-        killed = 0
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self.kubectl, "delete", "pod", pod["metadata"]["name"], timeout=300)
-            while not done.done() and not killed:
-                if pids := list(self._pids(name, victim)):
-                    time.sleep(draw.uniform(0, 0.5))  # sleep: a random moment
-                    with suppress(ProcessLookupError):
-                        os.kill(pids[0], signal.SIGKILL)
-                        killed = 1
-                time.sleep(0.005)  # sleep: between two looks
-            if killed and victim == "kubelet":
-                self._cluster.start_kubelet(name)
-            done.result()
-        return killed
-
-    def _pids(self, name: str, victim: str) -> Iterator[int]:
-        """Processes of that node: containers have PID namespaces of their own."""
-        ours = os.readlink(f"/proc/{self._cluster.nodes[name].init}/ns/pid")
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                words = (process / "cmdline").read_bytes().split(b"\0")
-                if words[0] and _KILLED[victim](words) and os.readlink(process / "ns/pid") == ours:
-                    yield int(process.name)
+        self.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=120s", timeout=300)
+        self.kubectl("delete", "deployment", "important", "--cascade=foreground", timeout=300)
