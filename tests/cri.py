@@ -18,7 +18,7 @@ class Failed(Exception):
 
 
 class Cri:
-    def __init__(self, address: Path, image: str, *, answer_s: float = 60) -> None:
+    def __init__(self, address: Path, image: str, *, answer_s: float = 180) -> None:
         self._address = address
         self._answer_s = answer_s
         self._image = image
@@ -86,7 +86,7 @@ class Cri:
 
     def execute(self, container: str, *command: str) -> tuple[bytes, bytes, int]:
         """What a program in it says, to stdout and to stderr, and its exit status."""
-        done = self.call("ExecSync", encode([(1, container), *((2, word) for word in command), (3, 20)]))
+        done = self.call("ExecSync", encode([(1, container), *((2, word) for word in command), (3, 100)]))
         return done.bytes(1), done.bytes(2), done.number(3)
 
     def state(self, container: str) -> tuple[str, int]:
@@ -103,7 +103,7 @@ class Cri:
         """Where the container itself is."""
         return self.call("Attach", encode([(1, container), (2, 1), (4, 1), (5, 1)])).text(1)
 
-    def stop(self, container: str, grace_s: int = 20) -> None:
+    def stop(self, container: str, grace_s: int = 100) -> None:
         self.call("StopContainer", encode([(1, container), (2, grace_s)]))
 
     def remove_pod(self, pod: str) -> None:

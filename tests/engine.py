@@ -115,7 +115,7 @@ class Containerd:
         if self._daemon is not None:
             if how is not None:
                 self._daemon.send_signal(how)
-            self._daemon.wait(timeout=30)
+            self._daemon.wait(timeout=120)
             self._daemon = None
 
     def restart(self, **environment: str) -> None:
@@ -134,7 +134,7 @@ class Containerd:
     def is_up(self) -> bool:
         return self._daemon is not None
 
-    def ctr(self, *words: str | Path, check: bool = True, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def ctr(self, *words: str | Path, check: bool = True, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         return self.lab.run(*self.command(*words), check=check, timeout=timeout_s)
 
     def command(self, *words: str | Path) -> list[str | Path]:

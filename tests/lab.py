@@ -98,10 +98,12 @@ class Lab:
         return ["nsenter", f"--target={self._holder.pid}", "--net", "--mount", "--", *map(str, command)]
 
     def environment(self, **more: str) -> dict[str, str]:
-        return {**os.environ, "KEDGE_STATE_DIR": str(self.state), "KEDGE_STORE": str(self.store), **more}
+        """With time for a dump that no busy machine needs."""
+        ours = {"KEDGE_STATE_DIR": str(self.state), "KEDGE_STORE": str(self.store), "KEDGE_DEADLINE_S": "100"}
+        return {**os.environ, **ours, **more}
 
     def run(self, *command: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-        options = {"stdin": subprocess.DEVNULL, "env": self.environment(), "timeout": 120, **options}
+        options = {"stdin": subprocess.DEVNULL, "env": self.environment(), "timeout": 240, **options}
         done = subprocess.run(self.enter(command), capture_output=True, text=True, check=False, **options)
         assert not check or done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout}{done.stderr}"
         return done

@@ -529,7 +529,7 @@ def test_what_takes_too_long_is_given_up(engine: Engine) -> None:
         log = max((engine.lab.state / "attempts").iterdir()) / "dump.log"
         assert not log.exists() or "Running post-dump" not in log.read_text()
     assert "not dumped in time" in engine.logged()
-    del engine.environment["KEDGE_DEADLINE_S"]
+    engine.environment["KEDGE_DEADLINE_S"] = "100"
     engine.call("kill", "one", "TERM")
     assert engine.status("one") == "stopped"
 
@@ -644,7 +644,7 @@ def test_under_containerd(engine: Engine) -> None:
             assert len(store.list("container:counter")) == 1
     finally:
         daemon.terminate()
-        daemon.wait(timeout=30)
+        daemon.wait(timeout=120)
 
 
 @criu
@@ -655,7 +655,7 @@ def test_under_podman(engine: Engine) -> None:
     home = engine.lab.root / "podman"
     home.mkdir()
     front = home / "runtime"  # podman gives its runtimes no environment
-    names = ("KEDGE_STATE_DIR", "KEDGE_STORE", "KEDGE_RUNC_STATE", "KEDGE_PYTHON", "PATH")
+    names = ("KEDGE_STATE_DIR", "KEDGE_STORE", "KEDGE_RUNC_STATE", "KEDGE_PYTHON", "KEDGE_DEADLINE_S", "PATH")
     values = "\n".join(f"export {name}={shlex.quote(engine.environment[name])}" for name in names)
     front.write_text(f'#!/bin/sh\n{values}\nexec {shlex.quote(str(RUNTIME))} "$@"\n')
     front.chmod(0o755)
@@ -677,7 +677,7 @@ def test_under_podman(engine: Engine) -> None:
     try:
         run("first")
         engine.lab.wait_beyond("one", 5)
-        podman("stop", "--time", "9", "first")
+        podman("stop", "--time", "100", "first")
         podman("rm", "first")
         reached = engine.lab.count("one")
         run("second")
