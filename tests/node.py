@@ -136,6 +136,11 @@ class Node(Containerd):
             self._init.wait()  # for all of its processes
             self._init, self._made.init = None, 0
 
+    def configure(self, more: str) -> None:
+        """Add to what its containerd is told, and start that again."""
+        self._config.write_text(self._config.read_text() + more)
+        self.lab.run("/usr/local/sbin/systemctl", "restart", "containerd", env=self._plain)
+
     def wait_up(self) -> None:
         wait_for(lambda: self.ctr("version", check=False).returncode == 0 or None, "containerd does not start")
 

@@ -155,11 +155,13 @@ class WorkerDied(CheckpointError, code="worker_died"):
 
 
 class CriuFailed(CheckpointError, code="criu_failed"):
-    """CRIU or the container runtime refused to dump or restore. `attempt` names the logs that were kept."""
+    """CRIU or the container runtime refused to dump or restore. `attempt` names the logs that were kept; `is_verdict`:
+    CRIU itself gave up, and was not killed, or missing, or never asked."""
 
-    def __init__(self, message: str, *, hint: str = "", attempt: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", attempt: str = "", is_verdict: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.attempt = attempt
+        self.is_verdict = is_verdict
 
 
 class GpuFailed(CheckpointError, code="gpu_failed"):

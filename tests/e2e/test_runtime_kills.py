@@ -1,5 +1,6 @@
 """`kedge-runc` killed with SIGKILL on the way: the container runs, or is kept whole, and the next call works."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,44 @@ def test_killed_in_kill_and_delete(engine: Engine) -> None:
     killed_in_kill(engine, workload, ENDING)
     killed_in_delete(engine, workload)
     killed_and_removed(engine)
+
+
+# In the place of a program: it is killed when it has that command to do, as often as the file beside it has lines.
+DOOMED = """#!/bin/sh
+for word; do [ "$word" != {command} ] || break; done
+if [ "$word" = {command} ] && [ -s {folder}/doomed ]; then
+  sed -i 1d {folder}/doomed
+  kill -9 $$
+fi
+exec {program} "$@"
+"""
+
+
+@pytest.mark.parametrize(("name", "command"), [("runc", "restore"), ("criu", "swrk")])
+def test_a_restore_whose_programs_are_killed_speaks_against_no_checkpoint(
+    engine: Engine, name: str, command: str
+) -> None:
+    """Nothing older is restored, which would undo work: the container does not start, and the next one goes on."""
+    fronts = engine.lab.root / "fronts"
+    fronts.mkdir()
+    (fronts / "doomed").touch()
+    (fronts / name).write_text(DOOMED.format(command=command, folder=fronts, program=shutil.which(name)))
+    (fronts / name).chmod(0o755)
+    engine.environment["PATH"] = f"{fronts}:{engine.environment['PATH']}"
+    engine.environment["KEDGE_RUNC"] = str(shutil.which("runc", path=engine.environment["PATH"]))
+    workload = Workload(engine)
+    workload.stop()
+    engine.start("one")
+    engine.lab.wait_beyond("one", engine.lab.count("one") + 5)
+    reached = workload.stop()
+    (fronts / "doomed").write_text("once\n")
+    assert engine.create("one", check=False) > 0
+    assert not (fronts / "doomed").read_text()
+    workload.assert_unlocked()
+    engine.start("one")
+    assert engine.lab.count("one") >= reached
+    assert len(generations(engine)) == 2
+    workload.end()
 
 
 @pytest.mark.mutant

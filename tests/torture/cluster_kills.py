@@ -133,8 +133,12 @@ class _Workload:
         return any(container in Path(f"/proc/{child}/cgroup").read_text() for child in children)
 
     def begin(self) -> None:
+        """With a first checkpoint."""
         self._pod = wait_for(lambda: self._going_on(""), f"{self._name} does not start", 300)
         self._began = (self._cluster.work(self._pod) / "began").read_text()
+        self.delete(lambda going: None)
+        self.wait("nobody", lambda going: None, is_cut=False)
+        assert self._saved, f"{self._name} was not checkpointed"
 
     def delete(self, meanwhile: Callable[[Callable[[], bool]], None]) -> None:
         self._reached, self._generation = self._saved, self._generations()

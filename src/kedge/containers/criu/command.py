@@ -25,7 +25,7 @@ from kedge.containers.programs import USUAL_PATH, find_program, run
 from kedge.errors import CheckpointError, CriuFailed, NoSpace, StepTimeout
 
 from . import relay
-from .log import explain
+from .log import explain, gave_up
 
 AtPause = TypeVar("AtPause")
 
@@ -231,6 +231,7 @@ def failure(what: str, attempt: Attempt) -> CheckpointError:
         f"it could not be {what}: {message}",
         hint=f"{hint.rstrip('.')}. Log: kedge container logs {attempt.id}",
         attempt=attempt.id,
+        is_verdict=gave_up(attempt.log()),
     )
 
 

@@ -40,10 +40,11 @@ class Entry:
     fix: str
 
 
-# Printed as errors, though nothing came of them.
+_FAILED = re.compile(r"(?:[Dd]umping|Restoring) FAILED")
+# Printed as errors, though nothing came of them, or they tell nothing.
 _HARMLESS = re.compile(
     r"This is not fatal|Can't setup RLIMIT_NOFILE for self|cgroupns not supported|Couldn't find ip6?tables version|"
-    r"(?:[Dd]umping|Restoring) FAILED"
+    + _FAILED.pattern
 )
 _IS_ERROR = re.compile(r"\bError \([^)]{1,200}:\d+\):")
 
@@ -84,6 +85,12 @@ def explain(text: str) -> Cause | None:
         said = telling[0].partition("): ")[2] or telling[0]
         return Cause("unknown", f"CRIU stopped with: {said}", "kedge container logs shows the whole log", telling[0])
     return None
+
+
+def gave_up(text: str) -> bool:
+    """Whether CRIU itself says in its log that it failed: one that was killed did not get to that."""
+    errors = (line[:_LOOKED_AT] for line in text[:MAX_LOG_BYTES].splitlines() if _IS_ERROR.search(line[:_LOOKED_AT]))
+    return any(_FAILED.search(line) or not _HARMLESS.search(line) for line in errors)
 
 
 def _cause(entry: Entry, match: re.Match[str], line: str) -> Cause:

@@ -21,7 +21,7 @@ from kedge.containers.network import refuse_mismatch
 from kedge.containers.phases import Phases
 from kedge.containers.pod_starts import last_start_s, note_start, take_back_start
 from kedge.containers.restore import Target, restore_checkpoint
-from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError
+from kedge.errors import CheckpointError, Corrupted, CriuFailed, NotFound, StorageError
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 
@@ -182,7 +182,7 @@ def _restore_first(
                 container.other("delete", "--force")
                 container.log(f"kedge: {checkpoint.id} could not be restored: {error}", level="warning")
                 is_damaged = isinstance(error, Corrupted) and manager.condemn(checkpoint.id).status == "corrupted"
-                if not left and isinstance(error, StorageError):
+                if not left and _is_blameless(error):
                     raise  # nothing speaks against the checkpoint: an older one, or none, would undo its work
                 if not left and wish.policy == "fail" and number == len(checkpoints) - 1:
                     raise
@@ -191,6 +191,11 @@ def _restore_first(
             else:
                 return checkpoint, target.guard
     return None
+
+
+def _is_blameless(error: CheckpointError) -> bool:
+    """Whether a checkpoint could not be restored for no fault of its own: its programs were killed, for instance."""
+    return isinstance(error, StorageError) or (isinstance(error, CriuFailed) and not error.is_verdict)
 
 
 def _restore(manager: CheckpointManager, checkpoint_id: str, target: RuncTarget, namespace: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.containers.criu import log as criu_log
-from kedge.containers.criu.log import entries, explain
+from kedge.containers.criu.log import entries, explain, gave_up
 
 LINES = dict(line.split(": ", 1) for line in Path(__file__).with_name("criu_lines.txt").read_text().splitlines())
 
@@ -33,6 +33,14 @@ def test_what_follows_from_any_failure_is_no_cause() -> None:
     cause = explain("(00.2) Error (criu/cgroup.c:2055): cg: cgroupd: recv req error: No such file or directory")
     assert cause is not None
     assert cause.code == "unknown"
+
+
+def test_one_that_was_killed_did_not_give_up() -> None:
+    harmless = "(00.000001) Error (criu/util.c:641): Can't setup RLIMIT_NOFILE for self"
+    assert not gave_up("")
+    assert not gave_up(f"{harmless}\n(00.2) Restoring namespaces 8 flags 0x6c028000\n")
+    assert gave_up(f"{harmless}\n(00.3) Error (criu/cr-restore.c:2536): Restoring FAILED.\n")
+    assert gave_up(f"(00.3)      1: {LINES['file-size']}\n")
 
 
 def test_what_was_captured_is_said() -> None:
