@@ -94,6 +94,7 @@ class Cluster:
         self.nodes[name].boot()
         self.prepare(name)
         self.start_kubelet(name)
+        self._start_guard(name)
         self.wait_ready()
 
     def wait_ready(self) -> None:
@@ -184,6 +185,7 @@ class Cluster:
         for name in self.nodes:
             self.install_on(name, payload, settings)
             self.kubectl("label", "node", name, "kedge.dev/runtime=true")
+            self._start_guard(name)
         self.kubectl("apply", f"--filename={DEPLOY}/runtimeclass.yaml")
 
     def install_on(self, name: str, payload: Path, settings: Mapping[str, str]) -> None:
@@ -207,6 +209,10 @@ class Cluster:
             told += [self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False)]
             tails = [(one.stdout + one.stderr)[-3000:] for one in told]
             raise AssertionError("\n".join([str(error), *tails])) from error
+
+    def _start_guard(self, name: str) -> None:
+        """As the DaemonSet does."""
+        self._spawn(name, "guard", ["/opt/kedge/bin/kedge", "pod", "guard", "--every", "10"])
 
     def checkpoint(self, node: str, pod: str) -> None:
         """It runs on."""

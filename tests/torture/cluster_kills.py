@@ -67,17 +67,20 @@ class Kills:
         return victim, victim != "shim" and self._draw.random() < 0.5, self._draw.uniform(0, 0.5)
 
     def _round(self, workload: _Workload, victim: str, is_at_start: bool, delay_s: float, is_cut: bool) -> None:
+        is_done = False
+
         def strike(nodes: list[str], going: Callable[[], bool]) -> None:
-            while going():
+            nonlocal is_done
+            while not is_done and going():
                 if found := next(self._found(nodes, victim, workload), None):
                     time.sleep(delay_s)  # sleep: a random moment
                     self._kill(*found, victim)
-                    return
+                    is_done = True
                 time.sleep(0.01)  # sleep: between two looks
 
         here, anywhere = [workload.node], list(self._cluster.nodes)
         workload.delete(lambda going: None if is_at_start else strike(here, going))
-        workload.wait(victim, lambda going: strike(anywhere, going) if is_at_start else None, is_cut=is_cut)
+        workload.wait(victim, lambda going: strike(anywhere, going) if victim != "shim" else None, is_cut=is_cut)
         with self._lock:
             self.numbers["pods"] += 1
 
