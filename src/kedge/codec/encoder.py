@@ -34,7 +34,7 @@ from .refusals import refusal
 from .registry import kind_by_name
 from .shared_memory import Shares
 
-_EXACT = (
+EXACT = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
     | ormsgpack.OPT_PASSTHROUGH_DATETIME
@@ -208,7 +208,7 @@ class Packer:
 
     def _write(self, lowered: object) -> bytes:
         try:
-            return ormsgpack.packb(lowered, option=_EXACT)
+            return ormsgpack.packb(lowered, option=EXACT)
         except TypeError as error:
             if self._is_careful:
                 raise Problem(f"cannot be written: {error}", error=Validation) from error
@@ -285,7 +285,7 @@ def pack_state(state: object, out_of_band_bytes: int, *, is_by_name: bool = Fals
     try:
         try:
             if is_native((state,), _SCALARS, PART_DEPTH, out_of_band_bytes):
-                return ormsgpack.packb(state, option=_EXACT), []
+                return ormsgpack.packb(state, option=EXACT), []
         except TypeError:  # a key that is no str, or an int or str beyond msgpack
             pass
         try:

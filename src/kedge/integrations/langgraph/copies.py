@@ -8,6 +8,8 @@ from typing import Any
 
 import ormsgpack
 
+from kedge.codec.encoder import EXACT
+
 from . import types
 
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -15,15 +17,6 @@ _COMPARABLE = ATOMS - {float}  # of the same type, what is equal is the same
 _CONTAINERS = (dict, list)
 _NOTHING = object()
 _NONE = type(None)
-_EXACT = (
-    ormsgpack.OPT_PASSTHROUGH_BIG_INT
-    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
-    | ormsgpack.OPT_PASSTHROUGH_DATETIME
-    | ormsgpack.OPT_PASSTHROUGH_ENUM
-    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
-    | ormsgpack.OPT_PASSTHROUGH_TUPLE
-    | ormsgpack.OPT_PASSTHROUGH_UUID
-)
 _fields = attrgetter("__dict__")
 _fields_set = attrgetter("__pydantic_fields_set__")
 _extra = attrgetter("__pydantic_extra__")
@@ -134,7 +127,7 @@ def are_same(ours: Sequence[Copy], others: Sequence[Any]) -> bool:
 def _packed(value: Any) -> bytes | None:
     """Bytes that only the same value has, if it has no byte strings; None if it is not plain."""
     try:
-        return ormsgpack.packb(value, option=_EXACT)
+        return ormsgpack.packb(value, option=EXACT)
     except (TypeError, ValueError):  # MsgpackEncodeError is a TypeError
         return None
 
