@@ -34,6 +34,7 @@ from .snapshot import Snapshot, files_tree
 from .volumes import Volume, volumes_of
 
 Run = Callable[[Sequence[str], Sequence[int]], int]  # a command, and the descriptors that it holds
+_SIGNALLED = 128  # a shell adds the number of the signal that ended a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,9 @@ class Bundle:
             settings = with_config(attempt, ["tcp-close"])
             command = [find_program("env"), *(f"{name}={value}" for name, value in settings.items()), *command]
         with network.namespace_of(None, self.network) as namespace, self._with_loopback():
-            if run(seeing(self.rootfs(), command), attempt.held):
+            if status := run(seeing(self.rootfs(), command), attempt.held):
                 network.remove_lock(namespace)
-                raise failure("restored", attempt)
+                raise failure("restored", attempt, was_killed=status < 0 or status > _SIGNALLED)
 
     @contextmanager
     def _with_loopback(self) -> Iterator[None]:

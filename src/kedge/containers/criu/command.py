@@ -211,8 +211,9 @@ def attempt_succeeded(attempt: Attempt) -> bool:
     return bool(lines) and lines[-1].endswith(_SUCCESS)
 
 
-def failure(what: str, attempt: Attempt) -> CheckpointError:
-    """The error for a dump or restore that failed, from its logs; a full disk may have no room for the reason."""
+def failure(what: str, attempt: Attempt, *, was_killed: bool = False) -> CheckpointError:
+    """The error for a dump or restore that failed, from its logs; a full disk may have no room for the reason.
+    `was_killed`: whoever asked CRIU, which then gives up too."""
     room = os.statvfs(attempt.path)
     if room.f_bavail * room.f_frsize < _LEAST_ROOM_BYTES:
         return NoSpace(
@@ -231,7 +232,7 @@ def failure(what: str, attempt: Attempt) -> CheckpointError:
         f"it could not be {what}: {message}",
         hint=f"{hint.rstrip('.')}. Log: kedge container logs {attempt.id}",
         attempt=attempt.id,
-        is_verdict=gave_up(attempt.log()),
+        is_verdict=not was_killed and gave_up(attempt.log()),
     )
 
 
