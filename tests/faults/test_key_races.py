@@ -450,7 +450,8 @@ def forget_old_keys(reader: Manager) -> None:
 READS: dict[str, tuple[str, Callable[[Manager, str], object]]] = {
     "load": ("read", lambda store, i: store.load(i)),
     "get": ("get", lambda store, i: store.get(i).metadata),
-    "latest": ("latest", lambda store, i: (store.load_latest("j") or ("", None))[1]),
+    "latest": ("latest", lambda store, i: (newest := store.store.latest("j")) and store.load_stored(newest)),
+    "load_latest": ("list_stored", lambda store, i: (store.load_latest("j") or ("", None))[1]),
     "list": ("list", lambda store, i: [c.id for c in store.list("j")]),
     "list_stored": ("list_stored", lambda store, i: [store.load_stored(c) for c in store.store.list_stored("j")]),
     "find": ("find", lambda store, i: (store.load_by_key("k", "key") or ("", None))[1]),
