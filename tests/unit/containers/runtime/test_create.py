@@ -114,7 +114,7 @@ def let_fail(monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException | 
     def run_bundle(_: Bundle, command: list[str], __: object, run: Run, **___: object) -> None:
         take("prepare")
         if run(command, ()):
-            raise CriuFailed("it failed")
+            raise error or AssertionError("it failed by itself")
         take("after")
 
     def run_guarded(*_: object) -> int:
@@ -178,9 +178,20 @@ def test_one_that_may_have_run_is_not_restored_on_files_that_others_go_on_with(
 
 def test_one_that_begins_anew_is_noted(make_pod: Callable[[str], Pod], monkeypatch: pytest.MonkeyPatch) -> None:
     pod = make_pod("fresh")
-    let_fail(monkeypatch, "run", CriuFailed("not here"))
+    let_fail(monkeypatch, "run", CriuFailed("not here", is_verdict=True))
     assert pod.create() is None
     assert pod.is_noted()
+
+
+def test_one_whose_restore_was_killed_does_not_begin_anew(
+    make_pod: Callable[[str], Pod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing speaks against its checkpoint: it can be restored the next time, and beginning anew would undo it."""
+    pod = make_pod("fresh")
+    let_fail(monkeypatch, "run", CriuFailed("runc was killed", is_verdict=False))
+    with pytest.raises(CriuFailed):
+        pod.create()
+    assert not pod.is_noted()
 
 
 def test_a_retry_after_processes_ran_is_refused_too(
