@@ -1,10 +1,8 @@
 """The command line: `kedge COMMAND`. One file for each command; each imports what it needs when it runs."""
 
-import atexit
 import gc
 
 gc.set_threshold(50_000)  # importing makes many objects and no garbage: looking for some took a twentieth of a command
-atexit.register(gc.freeze)  # nor when it ends, which took a seventh of a short command
 
 from .app import cli, main  # noqa: E402
 

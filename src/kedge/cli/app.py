@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -190,4 +192,5 @@ cli = App(
 
 
 def main() -> NoReturn:
+    atexit.register(gc.freeze)  # looking for garbage at the end takes a seventh of a short command; see load_program
     cli.main()

@@ -83,7 +83,7 @@ def check_queue(store: CheckpointManager, name: str) -> None:
         return
     known = dict.fromkeys(queue_of(job.name) for job in store.jobs(QUEUE_PREFIX, _MOST_NAMES))
     known.pop(RECOVERY, None)
-    some = f"there are: {', '.join(islice(known, 5))}" if known else "nothing was submitted to any queue of this store"
+    some = f"there are: {', '.join(islice(known, 5))}" if known else "no queue of this store holds anything now"
     raise NotFound(f"there is no queue {name}", hint=did_you_mean(name, known) or some)
 
 

@@ -46,7 +46,7 @@ def test_a_run_is_forked_with_another_argument_and_compared(run: Run, store: Pat
     shown = run("runs", "diff", "monday", "tuesday").stdout
     assert "different inputs: region" in shown
     assert shown.endswith("the runs differ: 1 step same, 1 step different\n")
-    assert run("runs", "diff", "monday", "monday").stdout.endswith("the runs are the same: 2 steps\n")
+    assert run("runs", "diff", "monday", "monday").stdout.endswith("the results are the same: 2 steps\n")
     assert "no step nowhere" in run("runs", "fork", "monday", "--from", "nowhere", code=4).stderr
     assert (
         "no parameter regoin" in run("runs", "fork", "monday", "--from", "publish", "--arg", "regoin=eu", code=3).stderr

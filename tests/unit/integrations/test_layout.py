@@ -155,7 +155,7 @@ def test_a_long_conversation_is_read_from_few_chunks(store: kedge.CheckpointMana
     assert found.checkpoint["channel_values"]["items"] == items
 
 
-def test_a_changed_item_stores_its_block_again_and_no_other(store: kedge.CheckpointManager) -> None:
+def test_a_changed_item_stores_its_block_again(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
     saver, items = KedgeSaver(store), [text(rnd, 500) for _ in range(200)]
     head = put(saver, CONFIG, items)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib.util
 import inspect
 import os
@@ -129,6 +131,7 @@ def load_program(file: str) -> ModuleType:
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) != str(path):
         raise Validation(f"{file} has the name of a module that is already imported", hint="rename the file")
+    atexit.unregister(gc.freeze)  # files that it leaves open are written by the last look for garbage
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

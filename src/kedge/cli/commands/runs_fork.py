@@ -142,6 +142,6 @@ def diff_command(session: Session, first: str, second: str) -> None:
 def _summary(steps: Sequence[StepComparison]) -> str:
     counts = Counter(step.verdict for step in steps)
     if counts["same"] == len(steps):
-        return f"the runs are the same: {count_of(len(steps), 'step')}"
+        return f"the results are the same: {count_of(len(steps), 'step')}"
     counted = [f"{count_of(count, 'step')} {verdict}" for verdict, count in counts.items()]
     return f"the runs differ: {', '.join(counted)}"

@@ -66,7 +66,7 @@ def worker_command(
         raise NotFound(f"{file} has no pipelines", hint="decorate functions with @kedge.pipeline")
     with Backoff().run(session.open) as manager:  # the database may come up later than this
         for queue in queues:
-            _say_if_new(manager, queue)
+            _say_if_new(manager, queue, waits=not until_empty)
         worker = Worker(
             manager,
             [*dict.fromkeys((*queues, RECOVERY))],
@@ -81,7 +81,7 @@ def worker_command(
         worker.serve(until_empty=until_empty)
 
 
-def _say_if_new(manager: CheckpointManager, queue: str) -> None:
+def _say_if_new(manager: CheckpointManager, queue: str, *, waits: bool) -> None:
     """A worker may be started before anything is submitted, or its queue be misspelt."""
     from kedge.errors import NotFound
     from kedge.pipeline.entries import check_queue
@@ -90,7 +90,9 @@ def _say_if_new(manager: CheckpointManager, queue: str) -> None:
     try:
         check_queue(manager, queue)
     except NotFound as error:
-        write_line(sys.stderr, f"{error.message} yet ({error.hint}); this worker waits for its first run")
+        write_line(
+            sys.stderr, f"{error.message} yet ({error.hint}){'; this worker waits for its first run' if waits else ''}"
+        )
 
 
 def _stop_on_signals(worker: Worker) -> None:

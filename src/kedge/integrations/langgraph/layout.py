@@ -151,14 +151,16 @@ class ListChannel:
 
     @cached_property
     def parts(self) -> Parts:
-        earlier = None if self._earlier is None else self._earlier.run
-        first, self.run, rest = _parts(list_head(len(self.items)), *self.pieces(), earlier)
+        earlier = self._earlier  # another thread may be here too, and through
+        run = None if earlier is None else earlier.run
+        first, self.run, rest = _parts(list_head(len(self.items)), *self.pieces(), run)
         self._earlier = None  # it, and what came before it, may go
         return first, self.run, rest
 
     @cached_property
     def blocks(self) -> Blocks[Item]:
-        return Blocks(self.items, None if self._earlier is None else self._earlier.blocks)
+        earlier = self._earlier
+        return Blocks(self.items, None if earlier is None else earlier.blocks)
 
     def pieces(self) -> tuple[list[Piece], bytes]:
         """Each item by itself or a whole block of them, and what is left over at the end."""
