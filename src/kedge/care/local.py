@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kedge.errors import CheckpointError, Conflict, NotFound, Validation
-from kedge.model import Checkpoint, CheckpointId, Lease
+from kedge.errors import CheckpointError, Conflict, Validation
+from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import Selection, pages
 from kedge.store import lease
 from kedge.store.local import LocalStore
-from kedge.store.request import request_again
+from kedge.store.request import Request, branch_listed, request_again
 from kedge.urls import Lock, find_keys, keep_keyring, open_found
 
 from . import Progress
@@ -133,31 +133,17 @@ class LocalCare:
             self._refuse_other_history(history, job, new_job)
             renamed: dict[str, CheckpointId] = {}
             copies: list[Checkpoint] = []
+
+            def describe(source: Checkpoint, parent: CheckpointId | None) -> Request:
+                return request_again(source, job=new_job, parent=parent, idempotency_key=_copy_key(source), lease=held)
+
             for checkpoint in history:
-                if (copy := self._copy(checkpoint, new_job, renamed, held, actor)) is not None:
+                parent = renamed.get(checkpoint.parent or "", checkpoint.parent)
+                copy = branch_listed(self._store, checkpoint.id, parent, describe, actor=actor)
+                if copy is not None:
                     copies.append(copy)
                     renamed[checkpoint.id] = copy.id
             return copies
-
-    def _copy(
-        self, checkpoint: Checkpoint, new_job: str, renamed: Mapping[str, CheckpointId], held: Lease, actor: str
-    ) -> Checkpoint | None:
-        """None if it was deleted since it was listed."""
-        while True:
-            parent = renamed.get(checkpoint.parent or "", checkpoint.parent)
-            if parent is not None and not self._store.knows(parent):
-                parent = None  # deleted: the line of ancestors begins here
-            try:
-                source = self._store.read(checkpoint.id)
-                request = request_again(
-                    source[0], job=new_job, parent=parent, idempotency_key=_copy_key(source[0]), lease=held
-                )
-                return self._store.branch(source, request, actor=actor)
-            except NotFound:
-                if not self._store.knows(checkpoint.id):
-                    return None
-                if parent is None or self._store.knows(parent):
-                    raise
 
     def _refuse_other_history(self, history: Sequence[Checkpoint], job: str, new_job: str) -> None:
         """A job is one history: `new_job` may hold only what an interrupted copy of `job` has left there."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from kedge.errors import missing_extra
+from kedge.errors import NotFound, missing_extra
 
 try:
     from google.adk.errors.already_exists_error import AlreadyExistsError
@@ -129,7 +129,10 @@ class KedgeSessionService(Threads, BaseSessionService):
         prefix = job_of(SESSION, app, user or "")
         sessions = []
         for job in self.manager.jobs(prefix if user is None else f"{prefix}@"):
-            stored = self.manager.load(job.name, only=["state", "updated"])
+            try:
+                stored = self.manager.load(job.name, only=["state", "updated"])
+            except NotFound:
+                continue  # deleted meanwhile
             _, owner, session = parts_of(job.name)
             sessions.append(self._session(app, owner, session, stored, []))
         sessions.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))

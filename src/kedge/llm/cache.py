@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import Any
 
 from kedge import codec
-from kedge.errors import Conflict, Corrupted, IdempotencyConflict, Validation
+from kedge.errors import Conflict, Corrupted, IdempotencyConflict, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, is_utf8
 from kedge.store import Save
@@ -185,10 +185,14 @@ class Cache:
     def newest(self, limit: int) -> list[Checkpoint]:
         return list(reversed(self.store.list(JOB, limit=limit)))
 
-    def load(self, entry: Checkpoint) -> tuple[dict[str, Any], Answer]:
-        """The request, as `Request.document` gave it, and the answer."""
-        state: Any = self.store.load(entry.id)
-        return json.loads(state["request"]), _answer_of(entry, state)
+    def load(self, entries: Iterable[Checkpoint]) -> Iterator[tuple[Checkpoint, dict[str, Any], Answer]]:
+        """Each with its request, as `Request.document` gave it, and its answer; without those deleted meanwhile."""
+        for entry in entries:
+            try:
+                state: Any = self.store.load(entry.id)
+            except NotFound:
+                continue
+            yield entry, json.loads(state["request"]), _answer_of(entry, state)
 
     def clear(self, model: str | None = None, older_than_s: float | None = None, *, dry_run: bool = False) -> int:
         """Forget answers, and answer how many; what they cost stays in the books. Pinned ones stay."""

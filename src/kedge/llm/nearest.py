@@ -20,8 +20,8 @@ def describe_nearest(cache: Cache, request: Request) -> ReplayMiss:
     """The error for a request that was never recorded."""
     asked = dict(_leaves(request.document()))
     best: tuple[float, list[str], str] | None = None
-    for entry in cache.newest(COMPARED):
-        recorded = dict(_leaves(cache.load(entry)[0]))
+    for entry, document, _ in cache.load(cache.newest(COMPARED)):
+        recorded = dict(_leaves(document))
         names = asked.keys() | recorded.keys()
         different = sorted(name for name in names if asked.get(name, ...) != recorded.get(name, ...))
         likeness = 1 - len(different) / max(len(names), 1)

@@ -15,12 +15,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
-from kedge.store.request import request_again
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, Lease, RunStatus
+from kedge.store.request import Request, branch_listed, request_again
 
 from .entries import RECOVERY, inputs_of, queue_job, save_entry
 from .history import RunSummary, find_run, find_runs, steps_of
@@ -151,14 +152,17 @@ def fork(store: CheckpointManager, plan: ForkPlan) -> None:
         _mark(store, plan, lease)
         if newest is None:
             for record, step_key in _finished(store, plan):
-                request = request_again(
-                    record, job=plan.fork, parent=None, is_pinned=False, idempotency_key=step_key, lease=lease
-                )
-                store.store.branch(store.store.read(record.id), request, actor=store.actor)
+                changes = {"job": plan.fork, "is_pinned": False, "idempotency_key": step_key, "lease": lease}
+                describe = partial(_described, changes)
+                branch_listed(store.store, record.id, None, describe, actor=store.actor)  # what is gone runs again
             _record(store, plan, lease, {"entry": entry, "call": call} if plan.queue else _program(store, plan))
     has_begun = newest is not None and "forked_from" not in newest.metadata
     if plan.queue and not has_begun and not store.list(queue_job(plan.queue), tags={"run": plan.fork}, limit=1):
         save_entry(store, queue_job(plan.queue), entry, call)
+
+
+def _described(changes: Mapping[str, Any], source: Checkpoint, parent: CheckpointId | None) -> Request:
+    return request_again(source, parent=parent, **changes)
 
 
 def fork_of(store: CheckpointManager, key: str) -> tuple[str, str] | None:

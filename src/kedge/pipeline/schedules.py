@@ -218,14 +218,24 @@ def backfill(store: CheckpointManager, queue: str, name: str, start: datetime, e
         raise Validation("backfill takes two moments with a time zone", hint="use datetime(…, tzinfo=UTC)")
     if end <= start:
         raise Validation(f"the end ({end:%Y-%m-%d %H:%M}) is not later than the start ({start:%Y-%m-%d %H:%M})")
-    record = _record(store, queue, name)
-    schedule, call = Schedule.of(record), store.load(record.id)
+    schedule, call = _with_call(store, queue, name)
     keys = []
     moment = schedule.ticks.after(start - timedelta(microseconds=1))
     while moment is not None and moment < end:
         keys.append(_submit(store, queue_job(queue), schedule, moment, call))
         moment = schedule.ticks.after(moment)
     return keys
+
+
+def _with_call(store: CheckpointManager, queue: str, name: str) -> tuple[Schedule, Any]:
+    while True:
+        record = _record(store, queue, name)
+        try:
+            return Schedule.of(record), store.load(record.id)
+        except NotFound:
+            if store.exists(record.id):
+                raise
+            # a worker has put another one in its place
 
 
 def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:

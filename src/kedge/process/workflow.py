@@ -280,7 +280,10 @@ class Workflows:
         for newest in self._newest(after, most_jobs):
             # A paused one may have been decided since.
             if state is None or newest.metadata.get("state") in (state, ExecutionState.PAUSED):
-                status = self.get_execution_status(newest.job)
+                try:
+                    status = self.get_execution_status(newest.job)
+                except UnknownExecution:
+                    continue  # deleted meanwhile
                 if state is None or status["state"] == state:
                     yield status
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint
 
 from .metrics import Metrics
 from .problems import without_paths
@@ -94,17 +93,17 @@ class Tasks:
         records.gc()
 
     def get(self, task_id: str, namespace: str) -> dict[str, Any]:
-        records = self._records().list(_job(namespace, task_id), limit=1)
-        if not records:
+        task = self._newest(_job(namespace, task_id))
+        if task is None:
             raise NotFound(f"task {task_id[:80]} not found", hint="GET /api/v1/tasks lists them")
-        return self._told(records[0])
+        return task
 
     def all(self, namespace: str) -> list[dict[str, Any]]:
         records = self._records()
         tasks = []
         for kind in _KINDS:
             jobs = records.jobs(_job(namespace, f"{kind}-"), _LISTED)
-            tasks += [self._told(newest) for job in jobs for newest in records.list(job.name, limit=1)]
+            tasks += [task for job in jobs if (task := self._newest(job.name)) is not None]
         return sorted(tasks, key=lambda task: str(task["started_at"]), reverse=True)[:_LISTED]
 
     def close(self) -> None:
@@ -112,8 +111,11 @@ class Tasks:
         for thread in list(self._threads):
             thread.join()
 
-    def _told(self, newest: Checkpoint) -> dict[str, Any]:
-        task: Any = self._records().load(newest.id)
+    def _newest(self, job: str) -> dict[str, Any] | None:
+        latest = self._records().load_latest(job)
+        if latest is None:
+            return None
+        newest, task = latest
         silent_s = (datetime.now(UTC) - newest.created_at).total_seconds()
         if task["status"] == "running" and silent_s > 2 * _LEASE_S:
             lost = {"status": "failed", "error": "its worker has stopped", "ended_at": newest.timestamp}

@@ -138,8 +138,14 @@ class ReadingManager:
         Tensors, which torch cannot protect, are writable then; what is written stays in this process.
         `device` is where tensors go ("cuda:1"), chunk by chunk, without a copy of the state in main memory.
         """
-        stored = self._read(checkpoint_id)
-        return self.load_stored(stored, only=only, into=into, mapped=mapped, device=device)
+        while True:
+            stored = self._read(checkpoint_id)
+            try:
+                return self.load_stored(stored, only=only, into=into, mapped=mapped, device=device)
+            except NotFound:
+                if stored[0].id == checkpoint_id or self.exists(stored[0].id):
+                    raise
+                # deleted while it was loaded: "the newest of a job" means another one now
 
     def _read(self, reference: str) -> Stored:
         if not isinstance(reference, str) or {"#", "~"}.isdisjoint(reference):
@@ -147,7 +153,13 @@ class ReadingManager:
                 return self.store.read(parse_name("checkpoint ID", reference))
             except NotFound:
                 pass  # perhaps the name of a job
-        return self.store.read(self.find(reference).id)
+        while True:
+            meant = self.find(reference)
+            try:
+                return self.store.read(meant.id)
+            except NotFound:
+                if self.exists(meant.id):
+                    raise
 
     def load_latest(
         self, job_id: str, *, level: CheckpointLevel | str | None = None, into: object = None, device: object = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kedge.errors import Validation
+from kedge.errors import NotFound, Validation
 from kedge.model import (
     Checkpoint,
     CheckpointId,
@@ -21,6 +21,9 @@ from kedge.model import (
     parse_tags,
 )
 from kedge.ports import NewCheckpoint, Then
+
+if TYPE_CHECKING:
+    from . import Store
 
 MAX_METADATA_BYTES = 64 * 1024
 
@@ -73,6 +76,31 @@ def request_of(record: NewCheckpoint) -> Request:
 def request_again(checkpoint: Checkpoint, **changes: Any) -> Request:
     """What would save this checkpoint once more, with a new ID, but for what `changes` says."""
     return replace(request_of(NewCheckpoint.of(checkpoint, b"")), **{"checkpoint_id": None, **changes})
+
+
+def branch_listed(
+    store: Store,
+    source_id: CheckpointId,
+    parent: CheckpointId | None,
+    describe: Callable[[Checkpoint, CheckpointId | None], Request],
+    *,
+    actor: str,
+) -> Checkpoint | None:
+    """`Store.branch` of a checkpoint that a list named, as `describe` says of it and of its parent if that exists.
+
+    None if it was deleted since it was listed.
+    """
+    while True:
+        if parent is not None and not store.knows(parent):
+            parent = None  # deleted: the line of ancestors begins here
+        try:
+            source = store.read(source_id)
+            return store.branch(source, describe(source[0], parent), actor=actor)
+        except NotFound:
+            if not store.knows(source_id):
+                return None
+            if parent is None or store.knows(parent):
+                raise
 
 
 def parse_request(

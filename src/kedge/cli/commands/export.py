@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from kedge.codec import BufferSummary
 from kedge.codec.json_view import to_json_view
 from kedge.diff.npy import npy_header
 from kedge.diff.outline import StoredState, files_in, open_state, with_content
-from kedge.errors import Validation
+from kedge.errors import NotFound, Validation
 from kedge.files import FilesSummary, Tree
 from kedge.store.reference import REFERENCE_HELP
 from kedge.terminal.progress import Report, progress
@@ -113,21 +114,22 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
     chosen = form or {".json": "json", ".zip": "zip", ".safetensors": "safetensors"}.get(target.suffix.lower(), "dir")
     with session.open() as manager, progress("exporting", unit="bytes") as report:
         checkpoints = _chosen(manager, ref)
+        states = States(manager, checkpoints)
         if chosen == "json":
-            files, size_bytes = 1, place_file(target, partial(_write_document, manager, checkpoints), force=force)
+            files, size_bytes = 1, place_file(target, partial(_write_document, states), force=force)
         elif chosen == "safetensors":
             checkpoints = deque(checkpoints, 1)
             files, size_bytes = 1, _to_safetensors(manager, checkpoints, target, force)
         elif chosen == "zip":
-            files, size_bytes = _to_zip(manager, checkpoints, target, force, report)
+            files, size_bytes = _to_zip(states, target, force, report)
         elif chosen in ("jobs", "artemis"):
             files, size_bytes = _to_old_layout(manager, checkpoints, target, force, chosen)
         else:
             with placed_directory(target, force=force) as draft:
                 sink = Sink(draft)
-                _write_all(manager, checkpoints, sink, report)
+                _write_all(states, sink, report)
             files, size_bytes = sink.files, sink.size_bytes
-        ids = [c.id for c in checkpoints]
+        ids = states.ids or [c.id for c in checkpoints]
     if session.as_json:
         emit({"to": dest, "format": chosen, "checkpoints": ids, "files": files, "bytes": size_bytes})
     else:
@@ -174,6 +176,30 @@ class JobHistory:
         return (checkpoint for checkpoint in history if checkpoint.status != "corrupted")
 
 
+class States:
+    """The states of chosen checkpoints; those of a job that are deleted meanwhile are left out."""
+
+    def __init__(self, manager: CheckpointManager, checkpoints: Iterable[Checkpoint]) -> None:
+        self._manager = manager
+        self._checkpoints = checkpoints
+        self.ids: list[str] = []  # of those given
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(checkpoint.size_bytes for checkpoint in self._checkpoints)
+
+    def __iter__(self) -> Iterator[tuple[Checkpoint, StoredState]]:
+        for checkpoint in self._checkpoints:
+            try:
+                state = open_state(self._manager.store, checkpoint.id)
+            except NotFound:
+                if not isinstance(self._checkpoints, JobHistory):
+                    raise
+                continue
+            self.ids.append(checkpoint.id)
+            yield checkpoint, state
+
+
 def _chosen(manager: CheckpointManager, ref: str) -> Iterable[Checkpoint]:
     """All checkpoints of a job that can be loaded, or the one that is named."""
     if not {"~", "#"} & set(ref) and not manager.exists(ref) and (job := job_named(manager, ref)):
@@ -181,14 +207,17 @@ def _chosen(manager: CheckpointManager, ref: str) -> Iterable[Checkpoint]:
     return [manager.find(ref)]
 
 
-def _write_document(manager: CheckpointManager, checkpoints: Iterable[Checkpoint], file: BinaryIO) -> None:
-    documents = ({**c.to_json(), "state": _whole_view(manager, c)} for c in checkpoints)
+def _write_document(states: States, file: BinaryIO) -> None:
+    documents = ({**checkpoint.to_json(), "state": _inline(state)} for checkpoint, state in states)
     file.writelines(piece.encode() for piece in pieces_of({"format": FORMAT}, {"checkpoints": documents}, _to_text))
 
 
 def _whole_view(manager: CheckpointManager, checkpoint: Checkpoint) -> object:
     """A state as one JSON document, arrays included."""
-    state = open_state(manager.store, checkpoint.id)
+    return _inline(open_state(manager.store, checkpoint.id))
+
+
+def _inline(state: StoredState) -> object:
     return to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
 
 
@@ -196,25 +225,27 @@ def _to_text(document: object) -> str:
     return json.dumps(document, indent=2)
 
 
-def _write_all(
-    manager: CheckpointManager, checkpoints: Iterable[Checkpoint], sink: Sink, report: Report | None
-) -> None:
+def _write_all(states: States, sink: Sink, report: Report | None) -> None:
     sink.add("README.txt", [README.encode()])
-    listed = pieces_of(
-        {"format": FORMAT}, {"checkpoints": (checkpoint.to_json() for checkpoint in checkpoints)}, _to_text
-    )
-    sink.add("checkpoints.json", (piece.encode() for piece in listed))
-    total = sum(c.size_bytes for c in checkpoints)
-    done = 0
+    with tempfile.TemporaryFile() as listing:  # a file of a zip is written at once, and that of the list at the end
+        written = _write_each(states, sink, report)
+        listing.writelines(p.encode() for p in pieces_of({"format": FORMAT}, {"checkpoints": written}, _to_text))
+        listing.seek(0)
+        sink.add("checkpoints.json", iter(lambda: listing.read(1 << 20), b""))
+
+
+def _write_each(states: States, sink: Sink, report: Report | None) -> Iterator[Mapping[str, object]]:
+    """Write the states; gives what the list says of each."""
+    total, done = states.size_bytes, 0
     inside = None if report is None else lambda part, _: report(done + part, total)  # of a tree under way
-    for checkpoint in checkpoints:
+    for checkpoint, state in states:
         folder = f"{checkpoint.seq:06}"
-        state = open_state(manager.store, checkpoint.id)
         view = to_json_view(state.outline, fields_of=_as_files(state, folder, sink, inside))
         sink.add(f"{folder}/state.json", [json.dumps(view, indent=2).encode(), b"\n"])
         done += checkpoint.size_bytes
         if report:
             report(done, total)
+        yield checkpoint.to_json()
 
 
 def _as_files(
@@ -245,16 +276,14 @@ def _as_files(
     return as_file
 
 
-def _to_zip(
-    manager: CheckpointManager, checkpoints: Iterable[Checkpoint], target: Path, force: bool, report: Report | None
-) -> tuple[int, int]:
+def _to_zip(states: States, target: Path, force: bool, report: Report | None) -> tuple[int, int]:
     files = 0
 
     def write(out: BinaryIO) -> None:
         nonlocal files
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             sink = Sink(archive)
-            _write_all(manager, checkpoints, sink, report)
+            _write_all(states, sink, report)
             files = sink.files
 
     size_bytes = place_file(target, write, force=force)

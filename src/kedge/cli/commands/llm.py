@@ -129,8 +129,7 @@ def export_command(session: Session, model: str | None, target: Path | None, for
     from kedge.llm import Cache
 
     def write(out: BinaryIO) -> None:
-        for entry in cache.entries(model):
-            request, answer = cache.load(entry)
+        for entry, request, answer in cache.load(cache.entries(model)):
             line = {
                 "id": entry.id,
                 "created_at": entry.timestamp,

@@ -15,7 +15,7 @@ from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
 from kedge.ports import Selection
-from kedge.store.request import request_again
+from kedge.store.request import Request, branch_listed, request_again
 
 from . import names
 from .recent import Recent
@@ -195,22 +195,20 @@ def copy_job(manager: CheckpointManager, job: str, target_thread: str) -> None:
     """Copy the job of one namespace to another thread, in order, writes included."""
     namespace = ""
     for source in manager.walk(job):
-        try:
-            stored = manager.store.read(source.id)
-        except NotFound:
-            continue  # deleted meanwhile
-        source = stored[0]
         namespace = address_of(source).namespace if source.level is CheckpointLevel.STEP else namespace
         target = names.Address(target_thread, namespace)
-        metadata = graph_metadata(source.metadata) | own_metadata(target)
-        parent = source.parent and names.id_of(target.job, names.plain_id(source.parent))
-        own_id = names.id_of(target.job, names.plain_id(source.id))
-        request = request_again(
-            source,
-            job=target.job,
-            checkpoint_id=own_id if source.level is CheckpointLevel.STEP else None,
-            parent=parent if parent and manager.exists(parent) else None,
-            metadata_json=json.dumps(metadata, ensure_ascii=False, separators=(",", ":")),
-            idempotency_key=f"copy:{source.id}",
-        )
-        manager.store.branch(stored, request, actor=manager.actor)
+        parent = None if source.parent is None else names.id_of(target.job, names.plain_id(source.parent))
+        branch_listed(manager.store, source.id, parent, partial(_copy_to, target), actor=manager.actor)
+
+
+def _copy_to(target: names.Address, source: Checkpoint, parent: CheckpointId | None) -> Request:
+    metadata = graph_metadata(source.metadata) | own_metadata(target)
+    own_id = names.id_of(target.job, names.plain_id(source.id))
+    return request_again(
+        source,
+        job=target.job,
+        checkpoint_id=own_id if source.level is CheckpointLevel.STEP else None,
+        parent=parent,
+        metadata_json=json.dumps(metadata, ensure_ascii=False, separators=(",", ":")),
+        idempotency_key=f"copy:{source.id}",
+    )

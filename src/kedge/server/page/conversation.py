@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from kedge.codec import BufferSummary, TypeSummary
-from kedge.errors import Corrupted
+from kedge.errors import Corrupted, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel
 from kedge.terminal.tree import describe
@@ -69,8 +69,8 @@ def newest_conversation(
     try:
         latest = conversation_in(newest[0], outlines.open(store, newest[0].id).outline, start)
         asks = list(islice(_asks(store, outlines, newest[0]), 5))
-    except Corrupted:
-        return None  # the page of the checkpoint says what is wrong
+    except (Corrupted, NotFound):
+        return None  # the page of the checkpoint says what is wrong; or it was deleted meanwhile
     if latest is None and not asks:
         return None
     known = latest or Conversation(newest[0], (), 0, 0)
