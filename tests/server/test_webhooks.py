@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import itertools
 import json
 import socket
 import threading
@@ -23,6 +24,7 @@ from fastapi.testclient import TestClient
 
 import kedge
 from kedge.errors import Corrupted, LeaseHeld, NotFound, Validation
+from kedge.process.workflow import Workflows
 from kedge.server import create_app, webhook_post, webhooks
 from kedge.server.limits import Limits
 from kedge.server.tokens import ACCESS
@@ -41,9 +43,12 @@ class Receiver:
         self.url = ""
 
     @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, body in self.got]
+
+    @property
     def types(self) -> list[tuple[str, str]]:
-        bodies = [json.loads(body) for _, body in self.got]
-        return [(body["type"], body["data"].get("run", "")) for body in bodies]
+        return [(body["type"], body["data"].get("run", "")) for body in self.bodies]
 
 
 @pytest.fixture
@@ -132,6 +137,55 @@ def test_runs_whose_names_are_hidden_are_told_of(tmp_path: Path, receiver: Recei
         with notifier_of(managed, store) as notifier:
             notifier.look()
     assert receiver.types == [("run.failed", "bad")]
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_what_happens_to_executions_of_workflows_is_sent_once(
+    tmp_path: Path, receiver: Receiver, is_hidden: bool
+) -> None:
+    place, key = tmp_path / "store", bytes(32) if is_hidden else None
+    with (
+        kedge.open(place, key=key, encrypt_names=is_hidden) as store,
+        kedge.open(place, namespace=ACCESS, key=key) as records,
+    ):
+        managed = Webhooks(records, allow_private=True)
+        managed.create(store, receiver.url, ["failed", "waiting", "finished"])
+        workflows = Workflows(store)
+        paid, broken = (workflows.start_workflow_execution("order", name) for name in ("refund", "import"))
+        for name in ("pay out", "tell them"):
+            workflows.create_checkpoint(paid, name, "billing", approval_required=True)
+            workflows.approve_checkpoint(paid, name, True, actor="ada")
+            workflows.complete_checkpoint(paid, name)
+        workflows.complete_execution(paid)
+        workflows.create_checkpoint(broken, "read", "reader")
+        workflows.complete_checkpoint(broken, "read", {"row": 44}, success=False)
+        for _ in range(2):
+            with notifier_of(managed, store) as notifier:
+                notifier.look()
+        assert [(body["type"], body["data"]["execution"]) for body in receiver.bodies] == [
+            ("execution.waiting", paid),
+            ("execution.waiting", paid),
+            ("execution.finished", paid),
+            ("execution.failed", broken),
+        ]
+        data = receiver.bodies[1]["data"]
+        assert (data["workflow"], data["status"]) == ("refund", "paused")
+        assert [asked["name"] for asked in data["waiting"]] == ["tell them"]
+        assert store.get(receiver.bodies[3]["data"]["checkpoint"]).job == broken
+
+
+def test_an_execution_that_waits_for_two_tells_of_each_once(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver
+) -> None:
+    """Each change of an execution says again what it waits for."""
+    managed.create(store, receiver.url, ["waiting"])
+    for waiting in (["a"], ["a", "b"], ["b"], []):
+        asked = [{"name": name, "id": name} for name in waiting]
+        about = {"kind": "execution", "state": "paused", "workflow": "refund", "waiting": asked}
+        store.save("exec_order", "change", {}, metadata=about)
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+    assert [body["data"]["waiting"][0]["name"] for body in receiver.bodies] == ["a", "b"]
 
 
 def test_a_refused_message_comes_again_under_its_id_and_is_given_up_at_last(
@@ -426,26 +480,44 @@ def test_urls_that_are_refused(url: str) -> None:
     assert urlsplit("https://example.org/").scheme == "https"
 
 
-def test_a_receiver_that_says_one_byte_at_a_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_post, "_ANSWER_S", 0.2)
+@pytest.mark.parametrize("scheme", ["http", "https"])  # of https the handshake never ends
+def test_a_receiver_that_says_one_byte_at_a_time_is_left(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook_post, "_POST_S", 2.0)
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def drip() -> None:
             connection = listener.accept()[0]
+            said = itertools.chain(b"\x16\x03\x03\x40\x00" if scheme == "https" else b"", itertools.repeat(0x48))
             with connection:
                 while not stop.wait(0.01):  # limit: the pace of what drips
                     try:
-                        connection.sendall(b"H")
+                        connection.sendall(bytes([next(said)]))
                     except OSError:
                         return
 
         thread = threading.Thread(target=drip)
         thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        assert post(url, webhook_post.new_secret(), Message("a", b"{}"), allow_private=True) != ""
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/"
+        problem = post(url, webhook_post.new_secret(), Message("a", b"{}"), allow_private=True)
         stop.set()
         thread.join()
+    assert problem == "it did not answer in time"
+
+
+def test_addresses_that_do_not_answer_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waits = [0.0], []
+
+    def connect(_: tuple[str, int], timeout: float) -> socket.socket:
+        waits.append(timeout)
+        clock[0] += timeout
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver("93.184.216.34", "93.184.216.35", "93.184.216.36"))
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(webhook_post, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    problem = post("https://one.example/x", webhook_post.new_secret(), Message("a", b"{}"), allow_private=False)
+    assert (problem, waits) == ("it did not answer in time", [5.0, 5.0])
 
 
 def test_signatures_are_those_of_the_standard() -> None:

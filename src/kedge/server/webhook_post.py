@@ -24,8 +24,8 @@ from urllib.parse import SplitResult, urlsplit
 from kedge.errors import Validation
 from kedge.version import __version__
 
-_CONNECT_S = 5.0
-_ANSWER_S = 10.0
+_CONNECT_S = 5.0  # for each address
+_POST_S = 10.0  # for all of it: name, connection, handshake, answer
 _PORTS = {"https": 443, "http": 80}
 _MOST_CHARACTERS = 2000
 _SECRET = "whsec_"  # nosec B105 # how one begins
@@ -120,7 +120,11 @@ def signature(secret: str, message: Message, at_s: int) -> str:
 
 
 def post(text: str, secret: str, message: Message, *, allow_private: bool) -> str:
-    """Send it. "" when the receiver took it (2xx), else why not: it may be sent again."""
+    """Send it. "" when the receiver took it (2xx), else why not: it may be sent again.
+
+    Only the system's resolver, which has limits of its own, can make it take longer than `_POST_S`.
+    """
+    until_s = time.monotonic() + _POST_S
     try:
         url = parse_url(text, allow_private=allow_private)
         addresses = resolve(url, allow_private=allow_private)
@@ -128,6 +132,7 @@ def post(text: str, secret: str, message: Message, *, allow_private: bool) -> st
         return error.message
     at_s = int(time.time())
     headers = {
+        "host": _host(url),
         "content-type": "application/json",
         "user-agent": f"kedge/{__version__}",
         "webhook-id": message.id,
@@ -136,51 +141,55 @@ def post(text: str, secret: str, message: Message, *, allow_private: bool) -> st
         "connection": "close",
     }
     try:
-        status = _send(url, addresses, message.body, headers)
-    except TimeoutError:
-        return "it did not answer in time"
+        with _connect(url, addresses, until_s) as connected:
+            status = _send(url, connected, message.body, headers, until_s)
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not valid: {error.verify_message}"
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, TimeoutError) or time.monotonic() >= until_s:
+            return "it did not answer in time"
         return f"it cannot be reached: {type(error).__name__}"
     return "" if 200 <= status < 300 else f"it answered {status}"
 
 
-def _send(url: SplitResult, addresses: list[str], body: bytes, headers: dict[str, str]) -> int:
-    assert url.hostname is not None  # nosec B101
-    connection = http.client.HTTPConnection(url.hostname, _port(url), timeout=_ANSWER_S)
-    headers = {"host": _host(url), **headers}
-    connection.sock = _connect(url, addresses)
+def _connect(url: SplitResult, addresses: list[str], until_s: float) -> socket.socket:
+    """A connection to the first address that takes one; over TLS, its handshake is still to be made."""
+    problem: OSError = OSError("no address")
+    for address in addresses[:3]:
+        try:
+            plain = socket.create_connection((address, _port(url)), timeout=min(_CONNECT_S, _left(until_s)))
+        except OSError as error:
+            problem = error
+            continue
+        if url.scheme == "http":
+            return plain
+        context = ssl.create_default_context()
+        return context.wrap_socket(plain, server_hostname=url.hostname, do_handshake_on_connect=False)
+    raise problem
+
+
+def _send(url: SplitResult, connected: socket.socket, body: bytes, headers: dict[str, str], until_s: float) -> int:
     # The timeout of a socket starts again with each byte: this one does not.
-    deadline = threading.Timer(_ANSWER_S, _end, [connection.sock])
+    deadline = threading.Timer(_left(until_s), _end, [connected])
     deadline.daemon = True
     deadline.start()
     try:
+        connected.settimeout(_POST_S)
+        if isinstance(connected, ssl.SSLSocket):
+            connected.do_handshake()
+        connection = http.client.HTTPConnection(headers["host"])
+        connection.sock = connected
         path = url.path or "/"
         connection.request("POST", f"{path}?{url.query}" if url.query else path, body, headers)
         return connection.getresponse().status
     finally:
         deadline.cancel()
-        connection.close()
 
 
-def _connect(url: SplitResult, addresses: list[str]) -> socket.socket:
-    problem: OSError = OSError("no address")
-    for address in addresses[:3]:
-        try:
-            plain = socket.create_connection((address, _port(url)), timeout=_CONNECT_S)
-        except OSError as error:
-            problem = error
-            continue
-        plain.settimeout(_ANSWER_S)
-        if url.scheme == "http":
-            return plain
-        try:
-            return ssl.create_default_context().wrap_socket(plain, server_hostname=url.hostname)
-        except BaseException:
-            plain.close()
-            raise
-    raise problem
+def _left(until_s: float) -> float:
+    if (left_s := until_s - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left_s
 
 
 def _end(sock: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Webhooks: tell other services when a run fails, waits for somebody, or finishes.
+"""Webhooks: tell other services when a run or a workflow execution fails, waits for somebody, or finishes.
 
 They are checkpoints of the job `webhooks` in the namespace of the tokens, which is never served. For each namespace one
 worker follows the log of changes, under a lease, and keeps in one record how far it came and what is still to be sent:
@@ -40,6 +40,7 @@ _STATUS_IDS = (
     *(f"run-{status}_" for status in (RunStatus.FAILED, RunStatus.PAUSED, RunStatus.COMPLETED)),
     "checkpoint_",  # any checkpoint, where names are hidden
 )
+_EXECUTIONS = "exec_"  # how their jobs begin
 _log = logging.getLogger("kedge.server")
 
 
@@ -296,47 +297,66 @@ def _messages(
 def _of_event(store: CheckpointManager, own: list[Webhook], event: Event, known: set[str]) -> dict[str, dict[str, Any]]:
     """The messages because of one event, by their IDs."""
     messages = {}
-    for kind, record in _of_runs(store, event):
-        facts = {"type": f"run.{kind}", "run": record.job, "body": json.dumps(_body(store.namespace, kind, record))}
+    for news in _news(store, event):
+        about = {"type": f"{news.subject}.{news.kind}", "run": news.record.job, "body": json.dumps(news.body(store))}
         for webhook in own:
-            message_id = _id_of(webhook, kind, record)
-            if kind in webhook.events and event.id > webhook.after and message_id not in known:
+            message_id = news.id_for(webhook)
+            if news.kind in webhook.events and event.id > webhook.after and message_id not in known:
                 sent = {"attempts": 0, "next": 0.0, "problem": ""}
-                messages[message_id] = {"webhook": webhook.id, "id": message_id, **facts, **sent}
+                messages[message_id] = {"webhook": webhook.id, "id": message_id, **about, **sent}
     return messages
 
 
-def _id_of(webhook: Webhook, kind: str, record: Checkpoint) -> str:
-    """The same for all records that tell the same of one session of a run."""
-    facts = [webhook.id, kind, record.job, record.metadata.get("session"), record.metadata.get("waiting")]
-    return "msg_" + hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What a checkpoint says of a run, or of an execution of a workflow."""
+
+    subject: str  # run, execution
+    kind: str  # of EVENTS
+    record: Checkpoint
+    status: str
+    waiting: Any = None
+
+    def id_for(self, webhook: Webhook) -> str:
+        """The same for all records that tell the same of one session of a run, or of one execution."""
+        facts = [webhook.id, self.kind, self.record.job, self.record.metadata.get("session"), self.waiting]
+        return "msg_" + hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+
+    def body(self, store: CheckpointManager) -> dict[str, Any]:
+        record, about = self.record, self.record.metadata
+        data: dict[str, Any] = {"namespace": store.namespace, self.subject: record.job}
+        data |= {"checkpoint": record.id, "status": self.status}
+        if self.subject == "execution":
+            data["workflow"] = about.get("workflow")
+        if (error := about.get("error")) and self.kind == "failed":
+            data["error"] = str(error)[:2000]
+        if self.kind == "waiting":
+            data["waiting"] = self.waiting
+        return {"type": f"{self.subject}.{self.kind}", "timestamp": record.created_at.isoformat(), "data": data}
 
 
-def _of_runs(store: CheckpointManager, event: Event) -> Iterator[tuple[str, Checkpoint]]:
-    """What an event says of a run: (failed, waiting or finished, its status record). The ID alone rules most out."""
-    if event.action != "save" or not event.checkpoint or not event.checkpoint.startswith(_STATUS_IDS):
+def _news(store: CheckpointManager, event: Event) -> Iterator[_News]:
+    """What an event is worth telling. Its names alone rule most events out."""
+    if event.action != "save" or not event.checkpoint:
+        return
+    if not event.checkpoint.startswith(_STATUS_IDS) and not (event.job or "").startswith(_EXECUTIONS):
         return
     try:
         record = store.get(event.checkpoint)
     except NotFound:
         return
-    if record.metadata.get("kind") != "run":
+    about: dict[str, Any] = dict(record.metadata)
+    subject = about.get("kind")
+    if subject not in ("run", "execution"):
         return
-    status = record.metadata.get("status")
-    if status == RunStatus.PAUSED and record.metadata.get("waiting"):
-        yield "waiting", record
-    elif status in (RunStatus.FAILED, RunStatus.COMPLETED):
-        yield "failed" if status == RunStatus.FAILED else "finished", record
-
-
-def _body(namespace: str, kind: str, record: Checkpoint) -> dict[str, Any]:
-    error = record.metadata.get("error")
-    data = {"namespace": namespace, "run": record.job, "checkpoint": record.id, "status": record.metadata["status"]}
-    if error and kind == "failed":
-        data["error"] = str(error)[:2000]
-    if kind == "waiting":
-        data["waiting"] = record.metadata.get("waiting")
-    return {"type": f"run.{kind}", "timestamp": record.created_at.isoformat(), "data": data}
+    status, waiting = about.get("status" if subject == "run" else "state"), about.get("waiting")
+    if status in (RunStatus.FAILED, RunStatus.COMPLETED):
+        yield _News(subject, "failed" if status == RunStatus.FAILED else "finished", record, status)
+    elif status == RunStatus.PAUSED and waiting and subject == "run":
+        yield _News(subject, "waiting", record, status, waiting)
+    elif status == RunStatus.PAUSED and isinstance(waiting, list):  # said again by each change: told of one by one
+        for asked in waiting:
+            yield _News(subject, "waiting", record, status, [asked])
 
 
 def _now() -> str:
