@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -13,10 +14,12 @@ from fastapi.testclient import TestClient
 
 import kedge
 from kedge.pipeline.history import CALLS
+from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.page import spending
 from kedge.server.page.comparison import changed_facts
 from kedge.server.page.spending import Spending
+from tests.e2e.page_data import fill_job
 from tests.server.conftest import client_of
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -145,3 +148,39 @@ def test_changes_are_filtered_by_their_path(client: TestClient, store: kedge.Che
     assert "1 shown" in shown
     assert "Metadata and tags" in shown
     assert "No change there" in client.get(f"/compare?id={old}&id={new}&only=zebra").text
+
+
+def test_an_execution_goes_by_the_name_people_gave_it(client: TestClient, store: kedge.CheckpointManager) -> None:
+    workflows = Workflows(store)
+    execution = workflows.start_workflow_execution("order-77", "refund")
+    workflows.create_checkpoint(execution, "pay out", "billing", {"amount": 120}, approval_required=True, expires_s=900)
+    assert f'<a href="/executions/{execution}"><bdi>order-77</bdi></a>' in client.get("/runs").text
+    assert f'of <a href="/executions/{execution}"><bdi>refund order-77</bdi></a>' in client.get("/approvals").text
+    shown = client.get(f"/executions/{execution}").text
+    assert '<li class="kept"' in shown  # it waits
+    assert "approval pending" in shown
+    texts = re.sub(r"<[^>]*>", "", shown)
+    assert re.search(r"\d{4}-\d\d-\d\dT", texts) is None, "times are for people"
+
+
+def test_a_checkpoint_names_the_one_before(client: TestClient, store: kedge.CheckpointManager) -> None:
+    first = store.save("train", "epoch 1", {"n": 1})
+    second = store.save("train", "epoch 2", {"n": 2}, parent=first)
+    assert (
+        f'Follows <a href="/checkpoints/{first}">#1 <bdi>epoch 1</bdi></a>' in client.get(f"/checkpoints/{second}").text
+    )
+
+
+def test_storage_says_what_it_looked_at(client: TestClient, store: kedge.CheckpointManager) -> None:
+    store.save("train", "one", {"w": np.arange(100_000)})
+    store.delete("gone", store.save("gone", "one", {}))
+    shown = client.get("/storage").text
+    assert "1 pack, and the index" in shown
+    assert "were looked at" not in shown
+
+
+def test_a_page_of_a_long_log_is_small(client: TestClient, store: kedge.CheckpointManager) -> None:
+    fill_job(store, "nightly-training-of-the-large-model", 3000)
+    shown = client.get("/activity").content
+    assert b"Older" in shown
+    assert len(shown) <= 50_000

@@ -80,3 +80,18 @@ def test_any_span_has_an_axis(span: Span) -> None:
     steps = [Explanation("a", "ran", "", "c", 1.0, 1)]
     line = timeline(steps, {("a",): StepHistory(("a",), [record(1, 1.0, seconds=1.0, session=1)])}, [], chosen=span)
     assert line.axis.count("<text") <= 18
+
+
+@pytest.mark.parametrize(
+    ("span", "texts"),
+    [
+        (Span(0.0, 3e-5), ["0 µs", "5 µs", "30 µs"]),
+        (Span(0.0, 0.0014), ["0.0 ms", "0.5 ms", "1.0 ms"]),
+        (Span(0.0, 0.3), ["0 ms", "50 ms", "300 ms"]),
+        (Span(0.9, 1.1), ["0.90 s", "1.10 s"]),
+    ],
+)
+def test_short_spans_are_in_small_units(span: Span, texts: list[str]) -> None:
+    steps = [Explanation("a", "ran", "", "c", 1.0, 1)]
+    line = timeline(steps, {("a",): StepHistory(("a",), [record(1, 1.0, seconds=1.0, session=1)])}, [], chosen=span)
+    assert [f">{text}</text>" in line.axis for text in texts] == [True] * len(texts)

@@ -22,20 +22,26 @@ _DECISIONS = 50
 class Asked:
     approval: PendingApproval
     address: str
+    of: str  # the run, or the execution as people call it
     about: str = ""  # what it was given, as JSON
 
 
 def asked(store: CheckpointManager, run: str | None = None) -> list[Asked]:
     """Approvals nobody has decided yet, of one run or of all."""
     pending = find_approvals(store, most_jobs=MOST_JOBS) if run is None else pending_approvals(store, run)
-    return [
-        Asked(
-            approval,
-            f"/{'executions' if approval.kind == 'execution' else 'runs'}/{quote(approval.job, safe='')}",
-            _about(store, approval),
-        )
-        for approval in pending
-    ]
+    return [_asked(store, approval) for approval in pending]
+
+
+def _asked(store: CheckpointManager, approval: PendingApproval) -> Asked:
+    job = quote(approval.job, safe="")
+    if approval.kind != "execution":
+        return Asked(approval, f"/runs/{job}", approval.job)
+    execution = Workflows(store).get_execution(approval.job)
+    given = next(
+        (step["input_data"] for step in execution["checkpoints"] if step["checkpoint_id"] == approval.id), None
+    )
+    name = f"{execution['workflow_name']} {execution['correlation_id']}"
+    return Asked(approval, f"/executions/{job}", name, as_json(given) if given else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +67,6 @@ def _decision(message: Checkpoint, state: Any) -> Decided:
 
 def as_json(value: object) -> str:
     return _as_json(value)[:_LONG]
-
-
-def _about(store: CheckpointManager, approval: PendingApproval) -> str:
-    """What the checkpoint of an execution was given."""
-    if approval.kind != "execution":
-        return ""
-    for step in Workflows(store).get_execution(approval.job)["checkpoints"]:
-        if step["checkpoint_id"] == approval.id and step["input_data"]:
-            return as_json(step["input_data"])
-    return ""
 
 
 def _as_json(value: object) -> str:

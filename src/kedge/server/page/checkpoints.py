@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from kedge.errors import Corrupted, TooLarge, Validation
+from kedge.errors import Corrupted, NotFound, TooLarge, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server.runner import resume
@@ -53,12 +53,20 @@ async def checkpoint(
             "problem": problem,
             "previous": before[0] if before else None,
             "next": behind[0] if behind else None,
+            "parent": _parent(store, record),
             "children": [child for child in behind if child.parent == record.id][:_CHILDREN],
             "metadata": _in_lines(record.metadata),
             "metadata_json": pretty(dict(record.metadata)),
         }
 
     return await answer(request, access, "checkpoint.html", facts)
+
+
+def _parent(store: CheckpointManager, record: Checkpoint) -> Checkpoint | None:
+    try:
+        return store.get(record.parent) if record.parent else None
+    except NotFound:  # deleted: its children keep its ID
+        return None
 
 
 def _in_lines(metadata: Mapping[str, Any]) -> list[tuple[str, str]] | None:

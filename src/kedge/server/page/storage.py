@@ -26,7 +26,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _COLOURS = 5  # jobs with a colour of their own in the chart
 _LISTED = 20
-_EVENTS = 200
+_EVENTS = 100
 _LOOKED_AT = 10_000  # events, for those that are wanted
 _ACTIONS = ("-save", "save", "delete", "tag", "pin", "unpin", "status", "retention", "lease", "release", "gc")
 _QUICK = 20_000  # checkpoints of a store whose garbage is counted without being asked
@@ -53,7 +53,7 @@ async def storage(
             "highest": size(max((sum(bar.values()) for bar in grown.bars), default=0)),
             "bar": _BARS[grown.span],
             "rows": _rows(jobs, grown),
-            "is_cut": numbers["jobs"] > len(jobs),
+            "is_cut": len(jobs) == MOST_JOBS,
             "is_quick": numbers["checkpoints"] <= _QUICK,
             "tasks": access.service.tasks.all(access.namespace)[:5],
         }
@@ -109,7 +109,11 @@ def _numbers(numbers: Any, on_disk: int | None) -> list[tuple[str, str, str]]:
     return [
         ("Checkpoints", f"{numbers['checkpoints']:,}", f"in {count_of(numbers['jobs'], 'job')}"),
         ("States saved", size(saved), "as the jobs see them"),
-        ("Stored", size(held), f"{numbers['packs']:,} packs, and the index" if numbers["packs"] else "in the index"),
+        (
+            "Stored",
+            size(held),
+            f"{count_of(numbers['packs'], 'pack')}, and the index" if numbers["packs"] else "in the index",
+        ),
         *([("On disk", size(on_disk), "with garbage, index and all namespaces")] if on_disk is not None else []),
         ("Deduplication", _ratio(saved, unpacked), "what was there already"),
         ("Compression", _ratio(unpacked, held), f"in all {_ratio(saved, held)} smaller"),

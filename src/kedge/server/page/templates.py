@@ -6,6 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -202,9 +203,19 @@ def _templates() -> Environment:
     made = Environment(
         loader=PackageLoader("kedge.server.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    made.globals.update(age=age, exactly=exactly, size=size, count_of=count_of, draw=draw, quoted=shlex.quote)
+    made.globals.update(
+        moment_of=_moment_of, age=age, exactly=exactly, size=size, count_of=count_of, draw=draw, quoted=shlex.quote
+    )
     made.filters["urlencode"] = lambda text: quote(str(text), safe="")
     return made
+
+
+def _moment_of(text: str | None) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @cache

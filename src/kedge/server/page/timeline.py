@@ -197,10 +197,10 @@ def _ticks(span: Span) -> Iterator[tuple[float, str]]:
         moment = number * step
         if moment > span.end + length * 1e-6:
             return
-        yield (moment - span.begin) / length, _moment(moment, step)
+        yield (moment - span.begin) / length, _moment(moment, step, span)
 
 
-def _moment(seconds: float, step: float) -> str:
+def _moment(seconds: float, step: float, span: Span) -> str:
     """As exact as the step between two ticks."""
     sign, seconds = ("−" if seconds < -step / 2 else ""), abs(seconds)
     if step >= 86_400:
@@ -208,8 +208,15 @@ def _moment(seconds: float, step: float) -> str:
     if step >= 60:
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"{sign}{hours}:{minutes:02d} h"
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if span.end < 1:
+        factor, unit = (1e3, "ms") if span.end >= 1e-3 else (1e6, "µs")
+        return f"{sign}{seconds * factor:.{_decimals(step * factor)}f} {unit}"
+    decimals = _decimals(step)
     if seconds < 60:
         return f"{sign}{seconds:.{decimals}f} s"
     minutes = int(seconds + step / 2) // 60
     return f"{sign}{minutes}:{abs(seconds - 60 * minutes):0{decimals + 3 if decimals else 2}.{decimals}f} min"
+
+
+def _decimals(step: float) -> int:
+    return max(0, -math.floor(math.log10(step) + 1e-9))
