@@ -7,10 +7,11 @@ import os
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
+from types import UnionType
 from typing import Any, NewType, TypeVar
 
 from .errors import InvalidName, Validation
@@ -172,35 +173,22 @@ class Checkpoint:
 
     def to_json(self) -> Document:
         """The fields as JSON, as commands and the service return them."""
-        return {
-            "id": self.id,
-            "job": self.job,
-            "seq": self.seq,
-            "step": self.step,
-            "level": str(self.level),
-            "parent": self.parent,
-            "created_at": self.created_at.isoformat(),
-            "status": str(self.status),
-            "size_bytes": self.size_bytes,
-            "stored_bytes": self.stored_bytes,
-            "digest": self.digest,
-            "codec": self.codec,
-            "schema_version": self.schema_version,
-            "tags": dict(self.tags),
-            "pinned": self.is_pinned,
-            "metadata": dict(self.metadata),
-        }
+        document = {name: getattr(self, own) for name, (own, _) in CHECKPOINT_JSON.items()}
+        document["level"], document["status"] = str(self.level), str(self.status)
+        document["created_at"] = self.created_at.isoformat()
+        document["tags"], document["metadata"] = dict(self.tags), dict(self.metadata)
+        return document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Checkpoint:
-        fields = dict(document)
-        return cls(
-            level=CheckpointLevel(fields.pop("level")),
-            created_at=datetime.fromisoformat(fields.pop("created_at")),
-            status=CheckpointStatus(fields.pop("status")),
-            is_pinned=fields.pop("pinned"),
-            **fields,
-        )
+        """The checkpoint with these fields; ValueError, KeyError or TypeError for what `to_json` does not give."""
+        values = {own: document[name] for name, (own, _) in CHECKPOINT_JSON.items()}
+        for own, kind in CHECKPOINT_JSON.values():
+            if not isinstance(values[own], _PARSED.get(kind, str)):
+                raise TypeError(f"{own} of a checkpoint is {values[own]!r}")
+        values["level"], values["status"] = CheckpointLevel(values["level"]), CheckpointStatus(values["status"])
+        values["created_at"] = datetime.fromisoformat(values["created_at"])
+        return cls(**values)
 
     # The names the jobs system used (docs/coming-from.md).
     @property
@@ -222,6 +210,19 @@ class Checkpoint:
     @property
     def workflow_version(self) -> str:
         return self.schema_version
+
+
+# What a checkpoint is called in JSON: for each name there, the field and its annotation.
+CHECKPOINT_JSON = {
+    {"is_pinned": "pinned"}.get(field.name, field.name): (field.name, str(field.type)) for field in fields(Checkpoint)
+}
+_PARSED: dict[str, type | UnionType] = {  # of annotations; all others are text
+    "int": int,
+    "bool": bool,
+    "CheckpointId | None": str | None,
+    "Mapping[str, str]": dict,
+    "Mapping[str, object]": dict,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -31,7 +31,7 @@ from kedge.errors import Corrupted, NotFound, storage_error
 from kedge.index.files.index import FilesIndex, make_folder
 from kedge.index.files.journal import Journal, write_file
 from kedge.index.files.shown_files import DEFAULT, INSIDE
-from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_us
+from kedge.model import Checkpoint, parse_name
 from kedge.ports import NewCheckpoint, digest_of
 from kedge.store.directory import read_keyrings
 from kedge.store.local import LocalStore
@@ -118,26 +118,11 @@ def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
     digest = digest_of(manifest)
     if digest.hex() != shown["digest"]:
         return None  # an outline
-    created = datetime.fromisoformat(shown["created_at"])
-    return NewCheckpoint(
-        id=CheckpointId(parse_name("checkpoint ID", shown["id"])),
-        job=str(shown["job"]),
-        seq=int(shown["seq"]),
-        step=str(shown["step"]),
-        level=CheckpointLevel(shown["level"]),
-        parent=None if shown["parent"] is None else CheckpointId(str(shown["parent"])),
-        created_us=to_us(created),
-        status=CheckpointStatus(shown["status"]),
-        size_bytes=int(shown["size_bytes"]),
-        stored_bytes=len(manifest),
-        digest=digest,
-        codec=str(shown.get("codec", codec.CODEC)),
-        schema_version=str(shown["schema_version"]),
-        manifest=manifest,
-        tags={str(name): str(value) for name, value in shown["tags"].items()},
-        is_pinned=bool(shown["pinned"]),
-        metadata_json=json.dumps(shown["metadata"]),
-    )
+    checkpoint = Checkpoint.from_json({"codec": codec.CODEC, **shown, "stored_bytes": len(manifest)})
+    parse_name("checkpoint ID", checkpoint.id)
+    if not all(isinstance(value, str) for value in checkpoint.tags.values()):
+        return None
+    return replace(NewCheckpoint.of(checkpoint, manifest), seq=checkpoint.seq, status=checkpoint.status)
 
 
 def _find_keys(inside: Path, new: Path, shown_rows: Told, master: MasterKey | None) -> FoundKeys | None:

@@ -14,21 +14,9 @@ from typing import Any, NamedTuple
 from kedge.errors import NotFound
 from kedge.model import Checkpoint, CheckpointLevel, Job
 from kedge.ports import ALL, Checkpoints, Chunk, Events, Jobs, PackUse, SavedRow, Selection, Unrecorded
+from kedge.ports.record import LAST_SEQ, checkpoint_of, record_from_row
 
-from .rows import (
-    BATCH,
-    CHECKPOINT,
-    CHUNK,
-    EVENT,
-    JOB,
-    LAST_SEQ,
-    Row,
-    checkpoint_of,
-    chunk_of,
-    event_of,
-    job_of,
-    record_from_row,
-)
+from .rows import BATCH, CHECKPOINT, CHUNK, EVENT, JOB, Row, chunk_of, event_of, job_of
 
 PAGE = 256  # rows a long walk reads at once
 NO_LIMIT = 1 << 62

@@ -18,6 +18,7 @@ from kedge.crypto import DataKey, Vault
 from kedge.errors import CheckpointError, Corrupted, LeaseHeld
 from kedge.model import Checkpoint, CheckpointStatus, Event, Job, to_us
 from kedge.ports import UNREADABLE, KeysChanged, NewCheckpoint, SavedRow, digest_of
+from kedge.ports.record import lasting
 
 TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
 _HIDDEN_STEP = "~"
@@ -248,10 +249,7 @@ def envelope_of(row: Checkpoint) -> str:
 
 
 def _bound(row: Checkpoint | NewCheckpoint, job: str, created_us: int) -> bytes:
-    """What a row is bound to, in one form for saving and reading: all of it that never changes."""
-    return ormsgpack.packb(
-        [row.id, job, str(row.level), row.parent, created_us, row.size_bytes, row.codec, row.schema_version]
-    )
+    return ormsgpack.packb(lasting(row, job, created_us))
 
 
 def _changed(record: NewCheckpoint, **changes: object) -> NewCheckpoint:

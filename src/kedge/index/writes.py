@@ -24,9 +24,10 @@ from kedge.ports import (
     Then,
     Update,
 )
+from kedge.ports.record import SEQ_BITS, CheckpointRow, checkpoint_of, columns_of
 
 from .reads import missing
-from .rows import CHECKPOINT, SEQ_BITS, CheckpointRow, Row, checkpoint_of, columns_of
+from .rows import CHECKPOINT, Row
 from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost, now_us
 
 Packs = Mapping[str, int | None]  # numbers by name; None for "", which is the index itself

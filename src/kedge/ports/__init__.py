@@ -17,6 +17,9 @@ from .blobs import Blobs as Blobs
 from .blobs import BlobWriter as BlobWriter
 from .catalogue import Catalogue as Catalogue
 from .index import Index as Index
+from .record import NewCheckpoint as NewCheckpoint
+from .record import SavedRow as SavedRow
+from .record import Unrecorded as Unrecorded
 from .selection import ALL as ALL
 from .selection import Selection as Selection
 from .selection import are_texts as are_texts
@@ -38,7 +41,6 @@ from .values import Events as Events
 from .values import IdTaken as IdTaken
 from .values import Jobs as Jobs
 from .values import KeysChanged as KeysChanged
-from .values import NewCheckpoint as NewCheckpoint
 from .values import NewEnvelope as NewEnvelope
 from .values import Outcomes as Outcomes
 from .values import PackUse as PackUse
@@ -46,11 +48,9 @@ from .values import Problems as Problems
 from .values import RecordPlace as RecordPlace
 from .values import References as References
 from .values import RowChanged as RowChanged
-from .values import SavedRow as SavedRow
 from .values import Seen as Seen
 from .values import Stored as Stored
 from .values import Then as Then
-from .values import Unrecorded as Unrecorded
 from .values import Update as Update
 from .values import digest_of as digest_of
 from .values import is_older as is_older

@@ -8,20 +8,18 @@ from typing import Protocol
 from kedge.model import Checkpoint, CheckpointStatus
 
 from .catalogue import Catalogue
+from .record import NewCheckpoint, SavedRow, Unrecorded
 from .values import (
     CheckpointIds,
     Checkpoints,
     Chunk,
     Digests,
-    NewCheckpoint,
     Outcomes,
     PackUse,
     Problems,
     RecordPlace,
     References,
-    SavedRow,
     Seen,
-    Unrecorded,
 )
 
 

@@ -1,16 +1,15 @@
-"""What goes through the ports: chunks, saves, and what an index answers."""
+"""What goes through the ports besides records of checkpoints: chunks, changes, and what an index answers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import KEEP, IntFlag
 
 from blake3 import blake3
 
 from kedge.errors import UnsupportedFormat
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, to_datetime, to_us
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, Job
 from kedge.version import __version__
 
 Buffer = bytes | bytearray | memoryview
@@ -25,8 +24,6 @@ Outcomes = list[Checkpoint | BaseException]
 Digests = list[bytes]
 References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
 Stored = tuple[Checkpoint, bytes]  # with its manifest; over HTTP, with nothing until its state is asked for
-
-_decode = json.JSONDecoder().decode
 
 FORMAT_VERSION = 1  # of every store, plain or encrypted (I8)
 
@@ -106,63 +103,6 @@ class Then:
     releases_lease: bool = False  # the one it is saved under
 
 
-@dataclass(slots=True)
-class NewCheckpoint:
-    """All one save writes to the index. Nobody changes it; freezing it would make each small save 5 % slower."""
-
-    id: CheckpointId
-    job: str
-    step: str
-    level: CheckpointLevel
-    created_us: int
-    size_bytes: int
-    stored_bytes: int
-    digest: bytes  # BLAKE3 of `manifest`
-    codec: str
-    schema_version: str
-    manifest: bytes
-    parent: CheckpointId | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    is_pinned: bool = False
-    metadata_json: str = "{}"
-    has_chunks: bool = False  # the manifest names chunks; gc reads only such manifests
-    new_chunks: Sequence[Chunk] = ()  # durable in their packs already, or inline
-    reused_chunks: Sequence[bytes] = ()  # digests that must still exist when this commits
-    lease_token: int | None = None
-    idempotency_key: str | None = None
-    request_digest: bytes = b""  # what an idempotency key must match
-    takes_key_from: CheckpointId | None = None  # the checkpoint that has the key until this is saved
-    seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
-    status: CheckpointStatus = CheckpointStatus.CREATED
-    key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
-    then: Then | None = None
-
-    @classmethod
-    def of(cls, source: Checkpoint, manifest: bytes) -> NewCheckpoint:
-        """The record of a checkpoint that exists, but for its number, status, idempotency key and chunks."""
-        same = {name: getattr(source, name) for name in _KEPT}
-        return cls(
-            **same,
-            created_us=to_us(source.created_at),
-            stored_bytes=len(manifest),
-            digest=digest_of(manifest),
-            manifest=manifest,
-            metadata_json=json.dumps(dict(source.metadata), ensure_ascii=False, separators=(",", ":")),
-        )
-
-    def saved(self, seq: int, digest: str) -> Checkpoint:
-        """What this has become; the same as a reader makes of its row, without reading that."""
-        return Checkpoint(
-            self.id, self.job, seq, self.step, self.level, self.parent, to_datetime(self.created_us), self.status,
-            self.size_bytes, self.stored_bytes, digest, self.codec, self.schema_version, self.tags, self.is_pinned,
-            _decode(self.metadata_json) if self.metadata_json != "{}" else {},
-        )  # fmt: skip
-
-
-# What a record of a checkpoint that exists takes over as it is.
-_KEPT = set(NewCheckpoint.__slots__) & set(Checkpoint.__slots__) - {"seq", "status", "stored_bytes", "digest"}
-
-
 @dataclass(frozen=True, slots=True)
 class NewEnvelope:
     """The metadata of an encrypted row, sealed anew because tags it proves have changed (I10)."""
@@ -192,18 +132,6 @@ class Seen:
     checkpoint: Checkpoint
     chunks: Sequence[Chunk] = ()
     missing: Sequence[bytes] = ()
-
-
-SavedRow = tuple[NewCheckpoint, bytes]  # a checkpoint as it would be saved again, under its number; digest of its row
-
-
-@dataclass(frozen=True, slots=True)
-class Unrecorded:
-    """What is in the index alone, oldest first, up to and including event `up_to`; see `Index.unrecorded`."""
-
-    rows: Sequence[SavedRow]
-    chunks: Sequence[Chunk]
-    up_to: int
 
 
 @dataclass(frozen=True, slots=True)

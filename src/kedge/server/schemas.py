@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from kedge.model import CHECKPOINT_JSON
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["nightly-etl"])]
 CheckpointId = Annotated[str, Field(pattern=NAME_PATTERN, examples=["outline_1763461834_1a2b3c4d"])]
@@ -57,25 +59,36 @@ class Problem(Answer):
     errors: list[dict[str, Any]] | None = None
 
 
+_OF_CHECKPOINT: dict[str, Any] = {  # what the annotations of its fields are in JSON
+    "CheckpointId": str,
+    "CheckpointId | None": str | None,
+    "CheckpointLevel": Level,
+    "CheckpointStatus": Status,
+    "datetime": str,
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "Mapping[str, str]": dict[str, str],
+    "Mapping[str, object]": dict[str, Json],
+}
+_EXAMPLES = {
+    "id": "outline_1763461834_1a2b3c4d",
+    "job": "nightly-etl",
+    "seq": 7,
+    "step": "outline",
+    "created_at": "2025-11-18T10:30:34.123456+00:00",
+    "codec": "kedge1",
+    "schema_version": "1.0",
+}
+
+
 class Checkpoint(Answer):
     """One checkpoint without its state."""
 
-    id: str = Field(examples=["outline_1763461834_1a2b3c4d"])
-    job: str = Field(examples=["nightly-etl"])
-    seq: int = Field(examples=[7])
-    step: str = Field(examples=["outline"])
-    level: Level
-    parent: str | None
-    created_at: str = Field(examples=["2025-11-18T10:30:34.123456+00:00"])
-    status: Status
-    size_bytes: int
-    stored_bytes: int
-    digest: str
-    codec: str = Field(examples=["kedge1"])
-    schema_version: str = Field(examples=["1.0"])
-    tags: dict[str, str]
-    pinned: bool
-    metadata: dict[str, Json]
+    __annotations__ = {
+        name: Annotated[_OF_CHECKPOINT[kind], Field(examples=[_EXAMPLES[name]] if name in _EXAMPLES else None)]
+        for name, (_, kind) in CHECKPOINT_JSON.items()
+    }
 
 
 class CheckpointPage(Page):

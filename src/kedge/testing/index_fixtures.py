@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
+from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import Chunk, Encoding, Index, NewCheckpoint
 from kedge.ports import digest_of as digest_of
+from kedge.store.record import new_record
+from kedge.store.request import Request
 
 _numbers = itertools.count(1)
 
@@ -21,20 +23,10 @@ def record(job: str = "job", **fields: Any) -> NewCheckpoint:
     """A save with an ID of its own; `fields` replace what is usual."""
     number = next(_numbers)
     manifest = fields.pop("manifest", b"manifest %d" % number)
-    usual = NewCheckpoint(
-        id=CheckpointId(f"step_1700000000_{number:08x}"),
-        job=job,
-        step="step",
-        level=CheckpointLevel.STEP,
-        created_us=1_700_000_000_000_000 + number,
-        size_bytes=10,
-        stored_bytes=7,
-        digest=digest_of(manifest),
-        codec="msgpack",
-        schema_version="1",
-        manifest=manifest,
-    )
-    return replace(usual, **fields)
+    checkpoint_id = CheckpointId(f"step_1700000000_{number:08x}")
+    created_us = 1_700_000_000_000_000 + number
+    usual = new_record(Request(job, "step"), checkpoint_id, created_us, 10, manifest, content=b"")
+    return replace(usual, **{"stored_bytes": 7, **fields})
 
 
 def chunk(text: str, pack: str = "pack-1", offset: int = 0) -> Chunk:

@@ -114,3 +114,28 @@ def test_directories_of_a_store_have_a_mode(walls: ModuleType, call: str) -> Non
 @pytest.mark.parametrize("call", ["os.mkdir(path, 0o700)", "path.mkdir(mode=0o700)", "path.mkdir(0o700, parents=True)"])
 def test_directories_with_a_mode_are_fine(walls: ModuleType, call: str) -> None:
     assert list(walls.findings_in("blobs/packs.py", call + "\n")) == []
+
+
+FIELDS = "id, job, seq, step, level, parent, created_at, tags"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_list"),
+    [
+        (f"def f({FIELDS}): ...\n", True),
+        (f"x = ({FIELDS})\n", True),
+        ("class A:\n" + "".join(f"    {name}: str\n" for name in FIELDS.split(", ")), True),
+        ("A(r.id, r.job, r.seq, r.step, str(r.level), r.parent, to_us(r.created_at), pin=r.is_pinned)\n", True),
+        ('x = {"id": 1, "job": 2, "seq": 3, "step": 4, "level": 5, "parent": 6, "created_us": 7, "pinned": 8}\n', True),
+        ("def f(id, checkpoint_id, job, job_id, step, step_name, level, parent): ...\n", False),
+        ("x = [(id, job, seq, step, level), (parent, created_at, tags)]\n", False),
+    ],
+)
+def test_a_list_of_half_a_checkpoints_fields_is_seen(walls: ModuleType, source: str, is_list: bool) -> None:
+    assert walls.lists_fields(walls.ast.parse(source)) == is_list
+
+
+def test_only_so_many_files_may_list_the_fields(walls: ModuleType, tmp_path: Path) -> None:
+    sources = {f"a__m{n}": f"x = ({FIELDS})\n" for n in range(9)}
+    [(_, _, text)] = walls.findings(package(tmp_path, **sources))
+    assert text.startswith("9 files list a checkpoint's fields, at most 8")

@@ -25,7 +25,7 @@ from kedge.blobs.direct import sync_directory
 from kedge.blobs.reserve import Reserve
 from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
 from kedge.index.group_commit import Save
-from kedge.index.rows import CHECKPOINT, FORGET_PACKS, SEQ_BITS, checkpoint_of, late_manifests
+from kedge.index.rows import CHECKPOINT, FORGET_PACKS, late_manifests
 from kedge.index.sqlite.database import connect, is_encrypted, is_unsigned, migrate, sign, written_by
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.leases import check_holder
@@ -33,6 +33,7 @@ from kedge.index.sqlite.read_only import read_only_error
 from kedge.index.sqlite.writes import Writes
 from kedge.model import Checkpoint
 from kedge.ports import References
+from kedge.ports.record import SEQ_BITS, checkpoint_of
 
 from .journal import MEND, Journal
 from .shown_files import DEFAULT, INSIDE, ShownFiles

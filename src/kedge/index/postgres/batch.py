@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import ormsgpack
 
 from kedge.index.group_commit import Save
-from kedge.index.rows import LAST_SEQ, checkpoint_of, columns_of
 from kedge.index.transactions import held, now_us
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, Lease
 from kedge.ports import CheckpointIds, Chunk, NewCheckpoint, Update
+from kedge.ports.record import LAST_SEQ, checkpoint_of, columns_of
 
 from .server import Array, Connection, run_prepared
 from .writes import PostgresWrites

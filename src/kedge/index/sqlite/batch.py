@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 
-from kedge.index.rows import CheckpointRow, Row
+from kedge.index.rows import Row
+from kedge.ports.record import CheckpointRow
 
 MAX_ROWS = 512  # of one statement
 

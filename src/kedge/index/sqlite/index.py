@@ -16,7 +16,7 @@ from kedge.errors import Corrupted, NoSpace, Validation
 from kedge.index.changes import SqlChanges
 from kedge.index.group_commit import Save, one_by_one
 from kedge.index.reads import Conditions, FirstRow, SqlReads
-from kedge.index.rows import SEQ_BITS, Row
+from kedge.index.rows import Row
 from kedge.index.writes import SqlWrites
 from kedge.model import EventChain
 from kedge.ports import (
@@ -27,6 +27,7 @@ from kedge.ports import (
     References,
     Selection,
 )
+from kedge.ports.record import SEQ_BITS
 from kedge.ports.selection import PATH_HINT
 
 from .closed_mark import has_event, newest_event

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from kedge.index.rows import CheckpointRow, find_chunks
+from kedge.index.rows import find_chunks
 from kedge.ports import Chunk, Seen
+from kedge.ports.record import CheckpointRow
 
 # A chunk row that still says what a reader was told: the same place and, where the bytes are in it, the same bytes.
 _AS_SEEN = (

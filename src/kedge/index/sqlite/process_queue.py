@@ -24,7 +24,6 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import ormsgpack
@@ -32,8 +31,8 @@ import ormsgpack
 from kedge.blobs.group_files import OWN_FILE, share
 from kedge.errors import OutcomeUnknown, storage_errors
 from kedge.index.group_commit import Save, Waiting
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
-from kedge.ports import NewCheckpoint
+from kedge.model import Checkpoint
+from kedge.ports.record import small_record, small_values
 from kedge.version import __version__
 
 from .writes import Writes
@@ -54,12 +53,6 @@ _NEXT_NS = 2_000_000  # who is to have the next turn has to take it by then
 _PATIENCE_S = 0.05  # then whoever waits takes the turn when it can
 _STUCK_S = 1.0  # a turn that takes longer is waited for no more
 _LONE_TURNS = 16  # then nobody else is taken to write any more
-
-_FIELDS = (
-    "id", "job", "step", "level", "created_us", "size_bytes", "stored_bytes", "digest", "codec", "schema_version",
-    "manifest", "parent", "is_pinned", "metadata_json", "lease_token", "idempotency_key", "request_digest", "status",
-)  # fmt: skip
-_values = attrgetter(*_FIELDS)
 
 
 class Asked(NamedTuple):
@@ -360,7 +353,7 @@ def _packed(save: Save) -> bytes:
     if new.then is not None or len(new.manifest) > _PLACE_BYTES:
         return b""
     try:
-        data = ormsgpack.packb((save.actor, _values(new)))
+        data = ormsgpack.packb((save.actor, small_values(new)))
     except TypeError:  # text that is not Unicode, a number that is too large: the index refuses it
         return b""
     return data if len(data) <= _PLACE_BYTES - _HEAD.size else b""
@@ -368,9 +361,7 @@ def _packed(save: Save) -> bytes:
 
 def _unpacked(data: bytes) -> Save:
     actor, values = ormsgpack.unpackb(data)
-    fields: dict[str, Any] = dict(zip(_FIELDS, values, strict=True))
-    fields["level"], fields["status"] = CheckpointLevel(fields["level"]), CheckpointStatus(fields["status"])
-    return Save((NewCheckpoint(**fields),), actor)
+    return Save((small_record(values),), actor)
 
 
 def _lock_byte(handle: int, command: int, place: int) -> bool:

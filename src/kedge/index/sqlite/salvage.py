@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kedge.errors import UnsupportedFormat
-from kedge.index.rows import CHECKPOINT, CHUNK, SEQ_BITS, Row, chunk_of, columns_of, record_from_row
+from kedge.index.rows import CHECKPOINT, CHUNK, Row, chunk_of
 from kedge.ports import Chunk, NewCheckpoint
+from kedge.ports.record import SEQ_BITS, columns_of, record_from_row
 
 _KEY = "job_no, key"
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from kedge.index.event_chain import prove_chain
-from kedge.index.rows import FORGET_PACKS, LAST_SEQ, SEQ_BITS, late_manifests
+from kedge.index.rows import FORGET_PACKS, late_manifests
 from kedge.model import Checkpoint, EventChain
 from kedge.ports import References
+from kedge.ports.record import LAST_SEQ, SEQ_BITS
 
 from .database import begin_alone
 

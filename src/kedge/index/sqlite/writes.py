@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from kedge.index.event_chain import chain_of
 from kedge.index.group_commit import REFUSALS, Save, Waiting
-from kedge.index.rows import SEQ_BITS, Row, columns_of, find_chunks
+from kedge.index.rows import Row, find_chunks
 from kedge.index.transactions import JobRow, LeaseRow, now_us
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
 from kedge.ports import Chunk, IdTaken, NewCheckpoint, RecordPlace, Seen
+from kedge.ports.record import SEQ_BITS, columns_of
 
 from .batch import MAX_ROWS, PREPARATION, insert
 from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone, typed
