@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from kedge.blobs import shelter
-from kedge.blobs.workers import start
-from kedge.chunks import DeviceMemory, allocate
+from kedge.blobs.workers import Workers, start
+from kedge.chunks import DeviceMemory, allocate, cut
 from kedge.codec import Encoded, Source
 from kedge.ending import save_at_end
 
 T = TypeVar("T")
 
 IN_FLIGHT = 2  # saves staged at once; a further one waits, so that memory stays bounded
+COPIERS = min(8, os.cpu_count() or 1)  # one thread alone does not fill the bus of a machine with many cores
+PIECE_BYTES = 16 << 20  # what one of them takes at once
 
 
 class PendingSave(Future[T]):
@@ -66,8 +70,10 @@ class Arena:
         self.view = allocate(size)
 
     def lock(self, device: DeviceMemory) -> None:
-        if self._locked_by is None and device.lock(self.view):
-            self._locked_by = device.part(0, 0)
+        if self._locked_by is None:
+            shelter.run(touch, self.view)  # locking pages makes those that are missing, one after the other
+            if device.lock(self.view):
+                self._locked_by = device.part(0, 0)
 
     def free(self) -> None:
         if self._locked_by is not None:
@@ -76,6 +82,38 @@ class Arena:
 
     def __del__(self) -> None:
         self.free()  # an interrupt may have dropped it anywhere
+
+
+def touch(memory: memoryview) -> None:
+    """Write to all of new memory, by several threads: the kernel makes each page when it is first written to."""
+    _at_once([partial(_clear, piece) for piece in cut(memory, PIECE_BYTES)])
+
+
+def copy(source: memoryview, target: memoryview) -> list[Callable[[], None]]:
+    """Copy to a target of the same size. What is large is left to do, in pieces: for several threads."""
+    if source.readonly or len(source) <= PIECE_BYTES:  # ctypes takes the address of writable memory only
+        target[:] = source
+        return []
+    return [partial(_move, *pair) for pair in zip(cut(source, PIECE_BYTES), cut(target, PIECE_BYTES), strict=True)]
+
+
+def _clear(memory: memoryview) -> None:
+    ctypes.memset(_address(memory), 0, len(memory))
+
+
+def _move(source: memoryview, target: memoryview) -> None:
+    ctypes.memmove(_address(target), _address(source), len(source))
+
+
+def _address(memory: memoryview) -> Any:
+    """For a function of C, beside which other threads work; the memory lives as long as this."""
+    return ctypes.byref(ctypes.c_char.from_buffer(memory))
+
+
+def _at_once(tasks: Sequence[Callable[[], None]]) -> None:
+    with Workers(COPIERS, "kedge-copy", keep=COPIERS) as pool:
+        for future in [pool.submit(task) for task in tasks]:
+            future.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +209,12 @@ class BackgroundSaves:
                     buffer.copy_to(buffers[-1])  # type: ignore[arg-type]
                 else:
                     buffers.append(buffer)
-            for own, copy in zip(encoded.buffers, buffers, strict=True):  # while the accelerator copies by itself
+            rest: list[Callable[[], None]] = []
+            for own, place in zip(encoded.buffers, buffers, strict=True):  # while the accelerator copies by itself
                 if isinstance(own, memoryview):
-                    copy[:] = own  # type: ignore[index]
+                    rest += copy(own, place)  # type: ignore[arg-type]
+            if rest:
+                shelter.run(_at_once, rest)
             for buffer in remote:
                 buffer.wait()
         except BaseException:

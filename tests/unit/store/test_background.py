@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge.chunks import allocate
+from kedge.store.background import PIECE_BYTES, touch
 
 
 def test_a_cancelled_save_does_not_disturb_the_others() -> None:
@@ -88,3 +91,25 @@ def test_a_watcher_that_saves_while_the_store_is_closed() -> None:
         store.save_async("job", "step", n)
     store.close()
     assert len(saved) == 4
+
+
+@pytest.mark.parametrize("is_writable", [True, False], ids=["writable", "read-only"])
+def test_a_large_state_is_copied_whole_by_several_threads(is_writable: bool) -> None:
+    """Sizes around the pieces that a thread takes; the last byte counts."""
+    sizes = [PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 4097]
+    with kedge.open("memory:") as store:
+        state = [bytearray(os.urandom(4096) * (size // 4096) + b"z" * (size % 4096)) for size in sizes]
+        expected = [bytes(buffer) for buffer in state]
+        given = [buffer if is_writable else bytes(buffer) for buffer in state]
+        pending = store.save_async("job", "step", given)
+        for buffer in state:
+            buffer[:] = bytes(len(buffer))
+        assert [bytes(buffer) for buffer in store.load(pending.result(60))] == expected
+
+
+def test_new_memory_is_written_to_before_it_is_locked() -> None:
+    """By several threads: an accelerator's driver makes missing pages one after the other."""
+    memory = allocate(2 * PIECE_BYTES + 4096)
+    memory[:] = b"\1" * len(memory)
+    touch(memory)
+    assert not any(memory[at] for at in range(0, len(memory), 4096))
