@@ -9,7 +9,8 @@ nobody alive has.
 
 Who comes while the one before is on its way out waits for that (`LEAVING_S`): while that is checkpointed for good, so
 as to be restored from there, or while its engine removes it because its shim is gone. If it takes longer, `create`
-fails. In a cluster a pod is replaced as soon as it is to go, which its runtime learns later, after its preStop hook. So
+fails. One that was created and is not started is waited for too, and removed if it stays so (`unstarted`). In a
+cluster a pod is replaced as soon as it is to go, which its runtime learns later, after its preStop hook. So
 who would begin anew beside one that lives waits a while (`UNDECIDED_S`) for that one to be told.
 
 A claim is given back when the container has ended. If its machine is gone with it, the claim runs out after
@@ -25,7 +26,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from kedge.store.lease import is_holder_gone, started
 from . import marks
 from .bounds import keep_within
 from .marks import Mark
+from .unstarted import Unstarted
 
 CLAIM_S = 300.0
 LEAVING_S = 30.0
@@ -68,15 +70,28 @@ def take(
     that have no checkpoints; `wait_s`: so long for who is on its way out, then Conflict; `undecided_s`: so long for who
     lives to be told to go, before one without checkpoints is taken beside it."""
     search = _Search(manager, key, Path(root, identity), only_first, only_empty, wait_s > 0, undecided_s > 0)
+    unstarted = Unstarted()
     undecided_until = time.monotonic() + undecided_s
     until = undecided_until + wait_s
-    while (claim := search.look(is_undecided=time.monotonic() < undecided_until)) is None:
+    while True:
+        alive = list(_alive_here(key, search.container))
+        reason = _reason_to_wait(alive, unstarted) if search.is_patient else ""
+        if not reason and (claim := search.look(alive, is_undecided=time.monotonic() < undecided_until)) is not None:
+            return claim
         if time.monotonic() > until:
-            raise Conflict(
-                f"workload {key} is still being checkpointed or removed", hint="start it again when that is done"
-            )
+            reason = reason or "is still being checkpointed or removed"
+            raise Conflict(f"workload {key} {reason}", hint="start it again when that is done")
         time.sleep(0.1)
-    return claim
+
+
+def _reason_to_wait(alive: Sequence[_Alive], unstarted: Unstarted) -> str:
+    """One of these was created and is not started: its engine may be about to do that. Else it is abandoned, and
+    removed."""
+    for other in alive:
+        if other.is_unstarted:
+            failure = unstarted.remove_abandoned(other.container)
+            return f"has container {other.container.name}, which was created and is not started{failure}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +106,10 @@ class _Search:
     is_patient: bool  # waits for who is on its way out
     may_be_next: bool  # waits for who lives, and may be told to go
 
-    def look(self, *, is_undecided: bool) -> Lease | None:
+    def look(self, alive: Sequence[_Alive], *, is_undecided: bool) -> Lease | None:
         """The claim; None while there is something to wait for."""
-        alive = list(_alive_here(self.key, self.container))
-        here = {job: is_leaving for job, is_leaving in alive if job}
-        awaited = is_undecided or any(is_leaving for _, is_leaving in alive)
+        here = {other.job: other.is_leaving for other in alive if other.job}
+        awaited = is_undecided or any(other.is_leaving for other in alive)
         is_beside = bool(alive)  # whether another one of the workload lives
         if self.only_empty:  # one look at the numbers instead of a claim on each that turns out to be another's
             known = self.manager.jobs(snapshot.job_of("container", f"{self.key}@"))
@@ -208,13 +222,18 @@ def key_of(claim: Lease) -> str:
     return claim.job.partition(":")[2]
 
 
-def renew_here() -> list[tuple[str, str]]:
-    """Renew the claims of all that live on this machine; (job, why not) of those where that failed."""
+def renew_here(unstarted: Unstarted) -> list[tuple[str, str]]:
+    """Renew the claims of all that live on this machine, and remove those that were never started; (job, why not) of
+    those where that failed."""
     stores: dict[tuple[tuple[str, str], ...], list[Lease]] = {}
-    for container, mark in marked():
-        if mark.claim is not None and _state(container):
-            stores.setdefault(tuple(sorted(mark.environment.items())), []).append(mark.claim)
     failed = []
+    for container, mark in marked():
+        if not (state := _state(container)):
+            continue
+        if _is_unstarted(mark, state):
+            failed += [(snapshot.job_of("container", mark.key), why)] if (why := _remove(container, unstarted)) else []
+        elif mark.claim is not None:
+            stores.setdefault(tuple(sorted(mark.environment.items())), []).append(mark.claim)
     for environment, held in stores.items():
         try:
             with marks.store_of(dict(environment)) as manager:
@@ -222,6 +241,13 @@ def renew_here() -> list[tuple[str, str]]:
         except CheckpointError as error:
             failed += [(claim.job, str(error)) for claim in held]
     return failed
+
+
+def _remove(container: Path, unstarted: Unstarted) -> str:
+    try:
+        return unstarted.remove_abandoned(container)
+    except CheckpointError as error:
+        return str(error)
 
 
 def _renew(manager: CheckpointManager, claim: Lease) -> str:
@@ -232,16 +258,30 @@ def _renew(manager: CheckpointManager, claim: Lease) -> str:
     return ""
 
 
-def _alive_here(key: str, besides: Path) -> Iterator[tuple[str, bool]]:
-    """What other living containers of this machine have claimed of `key`, also where that has run out, or "" for one
-    that has claimed nothing yet; and whether they are on their way out."""
+@dataclass(frozen=True, slots=True)
+class _Alive:
+    """Another living container. `job`: what it has claimed, also where that has run out; "": nothing yet."""
+
+    container: Path
+    job: str
+    is_leaving: bool
+    is_unstarted: bool
+
+
+def _alive_here(key: str, besides: Path) -> Iterator[_Alive]:
+    """The other containers of this machine that live and have `key`, or a number of it."""
     for container, mark in marked():
         if mark.key.partition("@")[0] != key or container == besides:
             continue
         if state := _state(container):
             is_ending = bool(mark.ending) and is_busy(str(container.parent), container.name)
             is_leaving = is_ending or marks.is_leaving(container) or _has_lost_its_shim(container, state.get("pid"))
-            yield "" if mark.claim is None else mark.claim.job, is_leaving
+            job = "" if mark.claim is None else mark.claim.job
+            yield _Alive(container, job, is_leaving, _is_unstarted(mark, state))
+
+
+def _is_unstarted(mark: Mark, state: Mapping[str, Any]) -> bool:
+    return state.get("status") == "created" or (mark.awaits_start and state.get("status") == "paused")
 
 
 def _has_lost_its_shim(container: Path, pid: object) -> bool:

@@ -50,6 +50,13 @@ class CalledContainer:
     def is_running(self) -> bool:
         return self.status() in ("running", "paused")
 
+    def remove(self) -> subprocess.CompletedProcess[str]:
+        """Kill and delete it, even if it is paused: not every runc ends one that is."""
+        done = self.other("delete", "--force")
+        if done.returncode and self.other("resume").returncode == 0:
+            done = self.other("delete", "--force")
+        return done
+
     def look_up(self) -> Container:
         from kedge.containers.engine.runc import look_up
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from subprocess import CompletedProcess
 
 from kedge.containers.attempts import only_one, put_right
 from kedge.containers.criu.command import urgent
@@ -23,27 +24,35 @@ CRASH_S = 10.0  # one that ends this soon after it was restored, by itself, is n
 
 
 def delete(container: CalledContainer) -> int | None:
-    with urgent():  # see _delete_orphan
+    with urgent():  # see _remove_orphan
         # What a killed call had started: a restore whose processes are killed half-way hangs.
         with suppress(Conflict), only_one(container.root, container.id, wait_s=ORPHAN_S):
             pass
-        return _delete_orphan(container) if _has_lost_its_shim(container) else _delete(container)
+        done = _remove_orphan(container) if _has_lost_its_shim(container) else remove(container)
+    sys.stderr.write(done.stderr)
+    return done.returncode
 
 
-def _delete(container: CalledContainer) -> int:
+def remove(container: CalledContainer) -> CompletedProcess[str]:
     mark = container.settled_mark()
     has_ended = mark is not None and mark.ended
     if has_ended or not container.status():  # or somebody was killed before it could forget it
-        container.other("delete", "--force")
+        done = container.other("delete", "--force")
         _forget(container, mark)
-        return 0
+        return CompletedProcess(done.args, 0, "", "")
     if mark is not None and not mark.killed and not container.is_running() and not _end_history(container, mark):
         _blame_checkpoint(container, mark)
-    done = container.runc(*container.call.argv)
+    done = _runc_delete(container, mark)
     if done.returncode == 0:
         _forget(container, mark)
-    sys.stderr.write(done.stderr)
-    return done.returncode
+    return done
+
+
+def _runc_delete(container: CalledContainer, mark: Mark | None) -> CompletedProcess[str]:
+    """runc deletes what was created and not started, but calls ours paused."""
+    if mark is not None and mark.awaits_start:
+        return container.remove()
+    return container.runc(*container.call.argv)
 
 
 def _has_lost_its_shim(container: CalledContainer) -> bool:
@@ -51,13 +60,12 @@ def _has_lost_its_shim(container: CalledContainer) -> bool:
     return container.call.is_set("force") and engine_of(container.root) != "runc"
 
 
-def _delete_orphan(container: CalledContainer) -> int:
+def _remove_orphan(container: CalledContainer) -> CompletedProcess[str]:
     """What a dead shim left. containerd gives that five seconds, mounts and bundle included, which it leaves lying
     about else: what can wait is done by a process of its own, and if that fails, by who comes next. It is not known
     what the container died of."""
     mark = container.mark()
-    done = container.runc(*container.call.argv)
-    sys.stderr.write(done.stderr)
+    done = _runc_delete(container, mark)
     if done.returncode == 0 and os.fork() == 0:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -69,7 +77,7 @@ def _delete_orphan(container: CalledContainer) -> int:
             _forget(container, mark)
         finally:
             os._exit(0)
-    return done.returncode
+    return done
 
 
 def _end_history(container: CalledContainer, mark: Mark) -> bool:

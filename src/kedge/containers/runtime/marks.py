@@ -42,6 +42,11 @@ class Mark:
     def key(self) -> str:
         return self.wish.key
 
+    @property
+    def awaits_start(self) -> bool:
+        """Whether it was restored and, as far as is noted, not started: runc calls it paused."""
+        return self.restored is not None and not self.started
+
     def to_json(self) -> str:
         """`restored` is always there; of the others what is known."""
         optional = {"environment": self.environment, "started": self.started, "killed": self.killed,

@@ -5,20 +5,26 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from kedge.containers.attempts import only_one
+
 from . import exits
-from .container import CalledContainer
+from .container import ORPHAN_S, CalledContainer
 
 
 def start(container: CalledContainer) -> int | None:
+    with only_one(container.root, container.id, wait_s=ORPHAN_S):  # whoever takes it for abandoned has this too
+        return _start(container)
+
+
+def _start(container: CalledContainer) -> int | None:
     mark = container.mark()
     if mark is None:
         return None
-    is_paused = mark.restored is not None and not mark.started
-    if not is_paused and not mark.wish.is_until_success:
+    if not mark.awaits_start and not mark.wish.is_until_success:
         return None
     if mark.wish.is_until_success:
         watch(container)
-    done = container.other("resume") if is_paused else container.runc(*container.call.argv)
+    done = container.other("resume") if mark.awaits_start else container.runc(*container.call.argv)
     if done.returncode == 0:
         container.write(replace(mark, started=time.time()))
     else:

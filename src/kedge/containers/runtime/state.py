@@ -23,7 +23,7 @@ def state(container: CalledContainer) -> int | None:
             {"ociVersion": "1.0.2-dev", "id": container.id, "pid": 0, "status": "stopped", "bundle": mark.bundle,
              "rootfs": os.path.join(mark.bundle, "rootfs"), "created": _created(mark), "owner": ""}
         )  # fmt: skip
-    if mark.restored is None or mark.started:
+    if not mark.awaits_start:
         return None
     done = container.runc(*container.call.argv)
     if done.returncode:

@@ -1,0 +1,158 @@
+"""A container that its engine created and never starts: others of its workload wait for it a while, then it goes."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kedge
+from kedge.containers import attempts
+from kedge.containers.runtime import arguments, claims, delete, marks, start, unstarted
+from kedge.containers.runtime.container import CalledContainer
+from kedge.containers.runtime.marks import Mark
+from kedge.containers.runtime.opt_in import Wish
+from kedge.containers.runtime.unstarted import Unstarted
+
+ROOT = "/run/runc"
+# As runc does: it deletes what is created, but not what is paused, unless it is forced to.
+RUNC = """#!/bin/sh
+cd {folder} || exit
+case "$*" in
+  *state*) [ -e status ] && cat status ;;
+  *resume*) echo '{{"status": "running"}}' > status ;;
+  *delete*--force*) [ ! -e stubborn ] && rm -f status || {{ echo "still there" >&2; exit 1; }} ;;
+  *delete*) grep -q created status && [ ! -e stubborn ] && rm status || {{ echo "not stopped" >&2; exit 1; }} ;;
+esac
+"""
+
+
+class Machine:
+    """One with a store, and a runtime that has the container `a`."""
+
+    def __init__(self, folder: Path, store: kedge.CheckpointManager, place: str) -> None:
+        self.folder, self.store = folder, store
+        self._environment = {"KEDGE_STORE": place}
+        (folder / "runc").write_text(RUNC.format(folder=folder))
+        (folder / "runc").chmod(0o755)
+
+    def create(self, status: str) -> None:
+        """restored or created, and claimed."""
+        claim = claims.take(self.store, "k", ROOT, "a")
+        restored = "k_1_00000000" if status == "restored" else None
+        mark = Mark(Wish("k", "latest"), environment=self._environment, claim=claim, restored=restored)
+        marks.write_mark(marks.mark_of(ROOT, "a"), mark)
+        self.is_now("paused" if restored else status)
+
+    def is_now(self, status: str) -> None:
+        (self.folder / "status").write_text(json.dumps({"status": status}))
+
+    def start(self) -> None:
+        self.is_now("running")
+        mark = marks.find_mark(Path(ROOT, "a"))
+        assert mark is not None
+        marks.write_mark(marks.mark_of(ROOT, "a"), replace(mark, started=1.0))
+
+    def call(self, command: str) -> CalledContainer:
+        words = ["--root", ROOT, command, "a"]
+        return CalledContainer(str(self.folder / "runc"), arguments.parse(words), self.store)
+
+    @property
+    def has_container(self) -> bool:
+        return (self.folder / "status").exists()
+
+    def take(self, wait_s: float = 60) -> str:
+        """The key that another container of the workload gets."""
+        return claims.key_of(claims.take(self.store, "k", ROOT, "b", wait_s=wait_s))
+
+
+@pytest.fixture(name="machine")
+def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("KEDGE_RUNC", str(tmp_path / "runc"))
+    place = str(tmp_path / "store")
+    with kedge.open(place, namespace="containers") as store:
+        yield Machine(tmp_path, store, place)
+
+
+def after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unstarted, "ABANDONED_S", 0.0)
+
+
+@pytest.mark.parametrize("status", ["restored", "created"])
+def test_the_next_takes_its_place(machine: Machine, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    machine.create(status)
+    with pytest.raises(kedge.Conflict, match="workload k has container a, which was created and is not started"):
+        machine.take(wait_s=0.001)
+    assert machine.has_container
+    after_a_while(monkeypatch)
+    assert machine.take() == "k"
+    assert not machine.has_container
+    assert marks.marks() == []
+
+
+def test_the_next_goes_beside_one_that_is_started(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.create("restored")
+    monkeypatch.setattr(claims.time, "sleep", on_sleep(machine.start))
+    assert machine.take() == "k@2"
+    assert machine.has_container
+
+
+def on_sleep(happens: Callable[[], None]) -> Callable[[float], None]:
+    return lambda _: happens()
+
+
+def test_started_at_the_last_moment(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look that took it for abandoned and the lock that `start` has too."""
+    machine.create("restored")
+    machine.start()
+    after_a_while(monkeypatch)
+    assert Unstarted().remove_abandoned(Path(ROOT, "a")) == ""
+    assert machine.has_container
+
+
+@pytest.mark.parametrize("what", [start.start, lambda _: Unstarted().remove_abandoned(Path(ROOT, "a"))])
+def test_starting_and_removing_exclude_each_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, what: Callable[[CalledContainer], object]
+) -> None:
+    machine.create("restored")
+    after_a_while(monkeypatch)
+    for module in (start, unstarted):
+        monkeypatch.setattr(module, "ORPHAN_S", 0.0)
+    with attempts.only_one(ROOT, "a"), pytest.raises(kedge.Conflict, match="somebody else"):
+        what(machine.call("start"))
+    assert json.loads((machine.folder / "status").read_text()) == {"status": "paused"}
+
+
+def test_one_that_cannot_be_removed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.create("restored")
+    (machine.folder / "stubborn").touch()
+    after_a_while(monkeypatch)
+    with pytest.raises(kedge.Conflict, match="not started, and cannot be removed: still there"):
+        machine.take(wait_s=0.001)
+
+
+def test_its_engine_deletes_it(machine: Machine) -> None:
+    """As containerd does when whoever asked for the container is gone: without --force."""
+    machine.create("restored")
+    assert delete.delete(machine.call("delete")) == 0
+    assert not machine.has_container
+    assert machine.take() == "k"
+
+
+def test_the_guard_of_a_node_removes_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its claim is not renewed: the workload may be wanted on another node."""
+    machine.create("restored")
+    seen = Unstarted()
+    assert claims.renew_here(seen) == []
+    assert machine.has_container
+    after_a_while(monkeypatch)
+    (machine.folder / "stubborn").touch()
+    assert [job for job, _ in claims.renew_here(seen)] == ["container:k"]
+    (machine.folder / "stubborn").unlink()
+    machine.is_now("paused")
+    assert claims.renew_here(seen) == []
+    assert not machine.has_container
+    assert machine.take() == "k"
