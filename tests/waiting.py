@@ -10,9 +10,10 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import pytest
 
@@ -24,13 +25,26 @@ LIMITS_S = (0.5, 4, 32)
 """Limits to try one after the other, until what is quick keeps to one: a busy machine may need the last."""
 
 
+def _is_answer(value: _T | None) -> TypeGuard[_T]:
+    return value is not None and value is not False and not (isinstance(value, Sized) and len(value) == 0)
+
+
+def bytes_below(folder: Path, pattern: str = "*") -> int:
+    """What the files of a folder take that are still there when they are looked at: something may be removing them."""
+    total = 0
+    for path in folder.rglob(pattern):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def wait_for(probe: Callable[[], _T | None], why: str, timeout_s: float = 60) -> _T:
-    """The first answer of `probe` that is neither None nor False; `why` says what is wrong when none comes.
+    """The first answer of `probe`, which None, False and something empty are not; `why` says what is wrong without.
 
     The limit is only for what would never come: it is so long that no busy machine reaches it.
     """
     deadline = time.monotonic() + timeout_s
-    while (value := probe()) is None or value is False:
+    while not _is_answer(value := probe()):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {why}"
         time.sleep(_PAUSE_S)
     return value
@@ -39,7 +53,7 @@ def wait_for(probe: Callable[[], _T | None], why: str, timeout_s: float = 60) ->
 async def wait_for_async(probe: Callable[[], _T | None], why: str, timeout_s: float = 60) -> _T:
     """`wait_for` that lets the other tasks of its loop run."""
     deadline = time.monotonic() + timeout_s
-    while (value := probe()) is None or value is False:
+    while not _is_answer(value := probe()):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {why}"
         await asyncio.sleep(_PAUSE_S)
     return value

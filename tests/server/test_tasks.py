@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 import kedge
 from kedge.server import tasks
 from kedge.server.tokens import ACCESS
-from tests.waiting import wait_for
+from tests.waiting import bytes_below, wait_for
 
 V1 = "/api/v1"
 
@@ -40,7 +40,7 @@ def test_gc_gives_back_what_its_own_records_took(client: TestClient, store: kedg
         for n in range(5):
             own.save("task.old", "running", {"n": n, "log": os.urandom(100_000)})
         own.delete_job("task.old")
-    before = sum(file.stat().st_size for file in packs.glob("*.pack"))
+    before = bytes_below(packs, "*.pack")
     assert before > 400_000
     collect_garbage(client)
-    wait_for(lambda: sum(f.stat().st_size for f in packs.glob("*.pack")) < before / 4, "the packs of tasks stay")
+    wait_for(lambda: bytes_below(packs, "*.pack") < before / 4, "the packs of tasks stay")

@@ -100,6 +100,15 @@ RULES = {
         "let who listens choose its port and say it, or use tests/servers/ports.py, "
         "or say with `# port: …` what happens if it is taken",
     ),
+    # What is listed may be gone when it is looked at: whoever waits for a removal looks while it happens.
+    "gone": Rule(
+        re.compile(
+            r"\bwait_for\w*\(lambda: .*\b(?:glob|rglob|iterdir|listdir|scandir)\(.*\bstat\(|"
+            r"\bwait_for\w*\(lambda: .*\bstat\(.*\b(?:glob|rglob|iterdir|listdir|scandir)\("
+        ),
+        "waiting.py",
+        "count with `bytes_below` of tests/waiting.py",
+    ),
     # A skip of its own would not fail in CI, where KEDGE_REQUIRE=all wants every part.
     "skip": Rule(
         re.compile(r"\bimportorskip\b|\bpytest\.skip\(|\bmark\.skip(?:if)?\b"),
@@ -140,6 +149,7 @@ def test_no_test_breaks_a_rule(rule: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "line"),
     [
+        ("gone", "wait_for(lambda: sum(f.stat().st_size for f in packs.glob('*')) < 9, 'they stay')"),
         ("sleep", "    time.sleep(0.1)"),
         ("sleep", "await asyncio.sleep(0)"),
         ("sleep", "from time import monotonic, sleep"),
