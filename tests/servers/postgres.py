@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tests.waiting import wait_for
 
+_QUICKLY = ("-R", "-X", "stream", "--checkpoint=fast", "--no-sync")  # -R: a standby
+
 
 def programs() -> Path | None:
     """Where initdb and pg_ctl are; Debian keeps them off the PATH."""
@@ -26,19 +28,44 @@ def programs() -> Path | None:
 class Cluster:
     """A server that can be stopped, killed and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, copied_from: Cluster | None = None) -> None:
+        """`copied_from`: the primary whose standby this is."""
         bin_folder = programs()
         assert bin_folder is not None
         self._bin = bin_folder
         self.folder = folder
         self._data = folder / "data"
-        self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
-        with open(self._data / "postgresql.conf", "a") as conf:
-            conf.write(
-                f"listen_addresses = ''\nunix_socket_directories = '{folder}'\nmax_connections = 200\n"
-                "shared_buffers = 32MB\nautovacuum = off\nrestart_after_crash = on\n"
-                "fsync = off\n"  # tests kill the server, not the machine: what it wrote stays in the page cache
+        if copied_from is not None:
+            self._run(
+                "pg_basebackup", "-D", str(self._data), "-h", str(copied_from.folder), "-U", "postgres", *_QUICKLY
             )
+            self.configure(f"unix_socket_directories = '{folder}'\n", reload=False)
+            return
+        self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+        self.configure(
+            f"listen_addresses = ''\nunix_socket_directories = '{folder}'\nmax_connections = 200\n"
+            "shared_buffers = 32MB\nautovacuum = off\nrestart_after_crash = on\n"
+            "fsync = off\n",  # tests kill the server, not the machine: what it wrote stays in the page cache
+            reload=False,
+        )
+
+    def configure(self, lines: str, *, reload: bool = True) -> None:
+        with open(self._data / "postgresql.conf", "a") as conf:
+            conf.write(lines)
+        if reload:
+            self._run("pg_ctl", "-D", str(self._data), "reload")
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "promote")
+
+    def kill(self, how: signal.Signals) -> None:
+        """The server and everything it has started, at once and for good."""
+        pid = int((self._data / "postmaster.pid").read_text().split()[0])
+        children = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True)
+        for process in [pid, *map(int, children.stdout.split())]:
+            with suppress(ProcessLookupError):
+                os.kill(process, how)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the server does not die")
 
     def start(self) -> None:
         self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "-l", str(self.folder / "log"), "start")

@@ -38,6 +38,7 @@ NAMES = (
     "service_image",
     "s3_faults",
     "database_crashes",
+    "failover",
     "partitions",
     "indexed_job",
     "server",
