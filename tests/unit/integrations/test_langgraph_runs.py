@@ -14,7 +14,8 @@ from tests.parts import require
 
 require("module:langgraph")
 
-from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
 from langgraph.graph import START, StateGraph
 
 import kedge
@@ -60,6 +61,58 @@ def test_writes_come_back_by_task_and_index_whatever_came_first(saver: KedgeSave
         ("task 2", "x", 3),
         ("task 2", "y", 4),
     ]
+
+
+def test_writes_come_back_in_the_order_of_the_tasks_paths(saver: KedgeSaver) -> None:
+    """The order in which the run applied them: task IDs are hashes of paths."""
+    config = put(saver)
+    saver.put_writes(config, [("x", 3)], "task 1", "~__pregel_pull, b")
+    saver.put_writes(config, [("x", 2)], "task 2", "~__pregel_pull, a")
+    saver.put_writes(config, [("x", 1)], "task 3")
+    found = saver.get_tuple(config)
+    assert found is not None
+    assert [value for _, _, value in found.pending_writes or ()] == [1, 2, 3]
+
+
+def test_a_delta_channel_is_rebuilt_as_the_run_left_it(tmp_path: Path) -> None:
+    """Tasks beside each other, whose IDs are in another order than they ran in; and a fork."""
+    append = DeltaChannel(lambda state, writes: [*state, *(word for words in writes for word in words)], list)
+    builder = StateGraph(TypedDict("State", {"words": Annotated[list, append]}))
+    for n in range(8):
+        builder.add_node(f"n{n:02}", lambda state, n=n: {"words": [n]})  # type: ignore[misc]
+        builder.add_edge(START, f"n{n:02}")
+    with KedgeSaver(tmp_path / "store") as saver:
+        graph = builder.compile(checkpointer=saver)
+        results = [graph.invoke({"words": [turn]}, CONFIG)["words"] for turn in range(12)]
+        steps = [*graph.get_state_history(CONFIG)]
+    assert results[-1] == [word for turn in range(12) for word in (turn, *range(8))]
+    assert [state.values["words"] for state in steps if not state.next][::-1] == results
+    with KedgeSaver(tmp_path / "store") as saver:
+        graph = builder.compile(checkpointer=saver)
+        assert graph.get_state(CONFIG).values["words"] == results[-1]
+        fork = next(state.config for state in steps if state.values["words"] == results[3])
+        assert graph.invoke({"words": ["again"]}, fork)["words"] == [*results[3], "again", *range(8)]
+        assert graph.get_state(CONFIG).values["words"] == [*results[3], "again", *range(8)]
+
+
+def test_the_history_of_a_delta_channel_is_what_following_parents_gives(saver: KedgeSaver) -> None:
+    config: Any = CONFIG
+    for step in range(90):
+        checkpoint = empty_checkpoint()
+        if step == 0:
+            checkpoint["channel_values"] = {"b": "seed"}
+        config = saver.put(config, checkpoint, {"source": "loop", "step": step}, {})
+        saver.put_writes(config, [("a", step), ("b", -step)], f"task {step}")
+        beside = saver.put(config, empty_checkpoint(), {"source": "fork", "step": step}, {})
+        saver.put_writes(beside, [("a", "of a fork")], "task")
+        saver.get_tuple(config)
+    channels = ["a", "b", "none"]
+    for fresh in (saver, KedgeSaver(saver.manager)):
+        history = fresh.get_delta_channel_history(config=config, channels=channels)
+        assert history == BaseCheckpointSaver.get_delta_channel_history(fresh, config=config, channels=channels)
+    assert [value for _, _, value in history["a"]["writes"]] == [*range(89)]
+    unknown: Any = {"configurable": {"thread_id": "another"}}
+    assert saver.get_delta_channel_history(config=unknown, channels=["a"]) == {"a": {"writes": []}}
 
 
 def test_the_error_of_a_task_is_text(saver: KedgeSaver) -> None:

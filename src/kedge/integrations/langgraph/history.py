@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -22,6 +22,7 @@ from .recent import Recent
 from .record import address_of, filterable, graph_metadata, own_metadata
 
 _PAGE = 64
+_FEW = 8
 _SMALL_BYTES = 1 << 18  # of rows that are remembered
 Stored = tuple[Checkpoint, bytes]
 
@@ -100,6 +101,36 @@ def _read_pages(
     while rows := [*islice(checkpoints, size)]:
         read = [_read(manager, checkpoint.id) for checkpoint in rows]
         yield _with_writes(manager, job, [stored for stored in read if stored is not None])
+
+
+def read_ancestors(
+    manager: CheckpointManager, stored: Stored, parent_of: Callable[[Stored], CheckpointId | None]
+) -> Iterator[Reading]:
+    """The parent of a checkpoint, the parent of that, and so on: nearly always they stand one before the other."""
+    job, page, size = stored[0].job, {}, _FEW
+    while (parent := parent_of(stored)) is not None:
+        if parent not in page:
+            page = manager.store.together(partial(_page_of, manager, job, parent, stored[0].seq, size))
+            size = min(2 * size, _PAGE)
+            if parent not in page:
+                return
+        yield page[parent]
+        stored = page[parent].stored
+
+
+def _page_of(manager: CheckpointManager, job: str, wanted: CheckpointId, before: int, size: int) -> dict[str, Reading]:
+    """Checkpoints up to `wanted`, by ID; none if that was deleted."""
+    rows = manager.store.list_stored(job, Selection(level=CheckpointLevel.STEP, limit=size, before=before))
+    if all(stored[0].id != wanted for stored in rows):  # a fork: it stands further before
+        parent = _read(manager, wanted)
+        if parent is None:
+            return {}
+        before = parent[0].seq
+        rows = [
+            *manager.store.list_stored(job, Selection(level=CheckpointLevel.STEP, limit=size, before=before)),
+            parent,
+        ]
+    return {reading.stored[0].id: reading for reading in _with_writes(manager, job, rows)}
 
 
 def _with_writes(manager: CheckpointManager, job: str, page: Sequence[Stored]) -> list[Reading]:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import CheckpointTuple, PendingWrite
 
 from kedge.model import Checkpoint, to_datetime
 from kedge.store.request import Request, parse_request
@@ -23,7 +23,6 @@ from .names import Address
 
 OWN_METADATA = ("thread_id", "checkpoint_ns")  # ours, where a job's name does not tell them
 _VALUES = "channel_values"
-PendingWrites = list[tuple[str, str, Any]]
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_PLAIN_CHARACTERS = 1024
 
@@ -59,7 +58,7 @@ def describe(
 
 
 def tuple_of(
-    saved: Checkpoint, address: Address, head: dict[str, Any], values: dict[str, Any], writes: PendingWrites
+    saved: Checkpoint, address: Address, head: dict[str, Any], values: dict[str, Any], writes: list[PendingWrite]
 ) -> CheckpointTuple:
     """What `describe` was given, of a Kedge checkpoint and the head in its state, with its values and writes."""
     metadata: Any = {**graph_metadata(saved.metadata), **head.pop("metadata", _no_parents())}

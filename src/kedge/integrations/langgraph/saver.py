@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
@@ -25,8 +26,8 @@ from langgraph.checkpoint.serde.types import ERROR
 
 from kedge import codec
 from kedge.codec import by_name
-from kedge.codec.fragments import NotAFragment, decode_fragment, encode_fragment
-from kedge.errors import Conflict, Corrupted, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
+from kedge.codec.fragments import NotAFragment, encode_fragment
+from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, UnsupportedType, Validation
 from kedge.integrations.opened import Opened, Writing, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
@@ -34,15 +35,14 @@ from kedge.store import lease
 from kedge.store.request import Request, parse_request
 
 from . import history, names
-from .layout import WHOLE_BYTES, Channel, Item, lay_channel, lay_tree, take_apart
+from .layout import WHOLE_BYTES, Channel, lay_channel, lay_tree
 from .memory import Laid, Memory
 from .names import Address
+from .reader import TREE, WRITES, Reader
 from .recent import Recent
-from .record import PendingWrites, address_of, describe, tuple_of
+from .record import address_of, describe
 
 _dice = random.SystemRandom()
-_TREE = ("checkpoint", "channel_values")
-_WRITES = ("task", "values")
 _FEW = 32  # checkpoints of a listing, which are remembered: it will be asked for again
 
 
@@ -65,6 +65,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         by_name.allow_own_modules()
         self._piece_bytes = self.manager.store.row_bytes
         self._memory = Memory()
+        self._reader = Reader(self.manager, self._memory, self._piece_bytes)
         self._recent = Recent(self.manager.store)
         self._writing = Writing()
         self._turns: dict[str, Lease] = {}
@@ -153,7 +154,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
                 return known  # LangGraph says that it has not changed since
             return lay_channel(value, self._piece_bytes, known)
 
-        saved, laid = self._save(request, address, _TREE, head, checkpoint["channel_values"], lay, WHOLE_BYTES)
+        saved, laid = self._save(request, address, TREE, head, checkpoint["channel_values"], lay, WHOLE_BYTES)
         if laid is not None:
             self._memory.keep((job, checkpoint["id"]), Laid(saved.digest, *laid, dict(versions)))
         self._memory.saw((job, checkpoint["id"]), saved.seq)
@@ -181,7 +182,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             known = None if before is None else before.channels.get(writes[int(number)][0])
             return lay_channel(value, self._piece_bytes, known)
 
-        self._save(request, address, _WRITES, task, values, lay)
+        self._save(request, address, WRITES, task, values, lay)
 
     def _save(
         self,
@@ -220,7 +221,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             if address.checkpoint_id is None:
                 self._memory.saw((job, None), newest)
             return None
-        result, _ = self._tuple(reading, address)
+        result, _ = self._reader.tuple_of(reading, address)
         self._memory.saw((job, result.checkpoint["id"]), newest)
         return result
 
@@ -252,7 +253,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             for page in history.read_pages(self.manager, self._recent, job, chosen, filter, before, most):
                 for reading in page:
                     is_kept = most is not None and most <= _FEW
-                    result, laid = self._tuple(reading, address_of(reading.stored[0]), laid, is_kept=is_kept)
+                    result, laid = self._reader.tuple_of(reading, address_of(reading.stored[0]), laid, is_kept=is_kept)
                     if _matches(result.metadata, filter):
                         yield result
 
@@ -268,62 +269,12 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         )
         return [*islice(rows, None if limit is None else max(limit, 0))]
 
-    def _tuple(
-        self, reading: history.Reading, address: Address, like: Laid | None = None, *, is_kept: bool = True
-    ) -> tuple[CheckpointTuple, Laid | None]:
-        """What a checkpoint holds, and how it is laid out; it shares what it has in common with one like it."""
-        state: Any
-        try:
-            laid = self._laid(reading.stored, like, is_kept)
-            values = {name: channel.value() for name, channel in laid.channels.items()}
-            state = {_TREE[0]: laid.new_head(), _TREE[1]: values}
-        except (NotAFragment, Corrupted):
-            # It has buffers, or is deep; what is really damaged, or deleted meanwhile, is named by this.
-            laid, state = None, self.manager.load_stored(reading.stored)
-        pending = self._pending(reading.writes) if reading.writes else []
-        return tuple_of(reading.stored[0], address, state[_TREE[0]], state[_TREE[1]], pending), laid
-
-    def _laid(self, stored: history.Stored, like: Laid | None, is_kept: bool) -> Laid:
-        checkpoint = stored[0]
-        key = checkpoint.job, names.plain_id(checkpoint.id)
-        known = self._memory.laid(key)
-        if known is not None and known.digest == checkpoint.digest:
-            return known
-        tree = self.manager.store.tree(stored)
-        head, channels = take_apart(tree, _TREE, self._piece_bytes, {} if like is None else like.channels)
-        versions: Any = decode_fragment(head)
-        laid = Laid(checkpoint.digest, head, channels, versions.get("channel_versions", {}))
-        if is_kept:
-            self._memory.keep(key, laid)
-        return laid
-
-    def _pending(self, writes: Sequence[history.Stored]) -> PendingWrites:
-        """Writes for a checkpoint, by task and index, the order LangGraph replays them in.
-
-        A regular write stands as first written, a special one (an interrupt…) as last.
-        """
-        merged: dict[tuple[str, int], tuple[str, str, Any]] = {}
-        for stored in writes:
-            try:
-                state: Any = self._written(stored)
-            except NotFound:
-                continue  # deleted meanwhile
-            task = state[_WRITES[0]]["id"]
-            for number, (index, channel) in enumerate(state[_WRITES[0]]["channels"]):
-                if index < 0 or (task, index) not in merged:
-                    merged[task, index] = (task, channel, state[_WRITES[1]][str(number)])
-        return [merged[key] for key in sorted(merged)]
-
-    def _written(self, stored: history.Stored) -> object:
-        """What `put_writes` has saved."""
-        key = stored[0].job, stored[0].digest
-        try:
-            if (tree := self._memory.tree(key)) is None:
-                tree = Item(self.manager.store.tree(stored), 0)
-                self._memory.keep_tree(key, tree)
-            return tree.value()
-        except (NotAFragment, Corrupted):  # as in `_tuple`
-            return self.manager.load_stored(stored)
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        address = Address.of(config)
+        reading, _ = history.read(self.manager, self._recent, address.job, address.checkpoint_id)
+        return self._reader.delta_history(None if reading is None else reading.stored, channels)
 
     def _jobs(self, config: RunnableConfig | None) -> Iterator[str]:
         if config is None:
@@ -374,7 +325,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         if reading is None:
             return set()
         newest = reading.stored[0]
-        current, _ = self._tuple(reading, address_of(newest))
+        current, _ = self._reader.tuple_of(reading, address_of(newest))
         needed = {names.plain_id(newest.id)}
         counters: Mapping[str, object] = current.metadata.get("counters_since_delta_snapshot") or {}
         missing = set(counters) - current.checkpoint["channel_values"].keys()
@@ -423,8 +374,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         while (result := await finished(next, results, None)) is not None:
             yield result
 
-    async def aget_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, Any]:
-        return await finished(self.get_delta_channel_history, config=config, channels=channels)
+    aget_delta_channel_history = in_thread(get_delta_channel_history)
 
     def get_next_version(self, current: Any, channel: None = None) -> Any:
         """Whole numbers; a thread that began under another saver goes on in that one's way."""
