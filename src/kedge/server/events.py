@@ -24,7 +24,7 @@ class Feed:
         self._namespace = namespace
         self._recent: deque[Event] = deque(maxlen=_KEPT)
         self._first: int | None = None  # from this event on, `_recent` has them all
-        self._news = asyncio.Condition()
+        self._news = asyncio.Event()  # for the next ones; no lock, which a listener that is cancelled could keep
         self._listeners = 0
         self._looking: asyncio.Task[None] | None = None
 
@@ -39,19 +39,20 @@ class Feed:
             behind = await self._read(number, limit=_PAGE)
             if behind:
                 return behind
-        async with self._news:
-            self._listeners += 1
+        self._listeners += 1
+        try:
             if self._looking is None or self._looking.done():
-                self._first, start = number + 1, number
+                self._first = number + 1
                 self._recent.clear()
-                self._looking = asyncio.create_task(self._look(start))
-            try:
-                await asyncio.wait_for(self._news.wait_for(lambda: self._has(number)), wait_s)
-            except TimeoutError:
-                return []
-            finally:
-                self._listeners -= 1
-            return [event for event in self._recent if event.id > number]
+                self._looking = asyncio.create_task(self._look(number))
+            async with asyncio.timeout(wait_s):
+                while not self._has(number):
+                    await self._news.wait()
+        except TimeoutError:
+            return []
+        finally:
+            self._listeners -= 1
+        return [event for event in self._recent if event.id > number]
 
     def _has(self, number: int) -> bool:
         return bool(self._recent) and self._recent[-1].id > number
@@ -62,11 +63,11 @@ class Feed:
             events = await self._read(position, limit=_PAGE)
             if events:
                 position = events[-1].id
-                async with self._news:
-                    self._recent.extend(events)
-                    if len(self._recent) == _KEPT:
-                        self._first = self._recent[0].id
-                    self._news.notify_all()
+                self._recent.extend(events)
+                if len(self._recent) == _KEPT:
+                    self._first = self._recent[0].id
+                self._news.set()
+                self._news = asyncio.Event()
             if len(events) < _PAGE:
                 await asyncio.sleep(_POLL_S)
             if not self._listeners:
