@@ -41,7 +41,7 @@ def _strace() -> str | None:
     if reason := _command("strace"):
         return reason
     try:
-        subprocess.run(["strace", "-o", "/dev/null", "true"], check=True, capture_output=True, timeout=30)
+        subprocess.run(["strace", "-o", "/dev/null", "true"], check=True, capture_output=True, timeout=60)
     except subprocess.CalledProcessError as error:
         return f"strace cannot trace here ({_output(error)})"
     return None
@@ -54,10 +54,10 @@ def _faketime() -> str | None:
 def _mount(options: list[str], source: str) -> str | None:
     with tempfile.TemporaryDirectory() as target:
         try:
-            subprocess.run(["mount", *options, source, target], check=True, capture_output=True, timeout=30)
+            subprocess.run(["mount", *options, source, target], check=True, capture_output=True, timeout=60)
         except subprocess.CalledProcessError as error:
             return f"cannot mount ({_output(error)})"
-        subprocess.run(["umount", target], check=True, capture_output=True, timeout=30)
+        subprocess.run(["umount", target], check=True, capture_output=True, timeout=60)
     return None
 
 
@@ -160,9 +160,9 @@ def _netns() -> str | None:
         return reason
     name = f"kd-probe-{os.getpid()}"
     try:
-        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, timeout=30)
+        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, timeout=60)
         veth = ["ip", "link", "add", f"kdp{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name]
-        subprocess.run(veth, check=True, capture_output=True, timeout=30)
+        subprocess.run(veth, check=True, capture_output=True, timeout=60)
     except subprocess.CalledProcessError as error:
         return f"no network namespaces ({_output(error)})"
     finally:

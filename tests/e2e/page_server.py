@@ -46,4 +46,4 @@ def served_here(place: Path, runner: object) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)

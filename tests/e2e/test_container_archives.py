@@ -65,7 +65,7 @@ def _round(work: Path) -> None:
     for format, engine in (("podman", "Podman"), ("cri", "CRI-O"), ("containerd", "containerd")):
         judged = subprocess.run(
             ["checkpointctl", "inspect", "--format", "json", "--all", str(work / f"{format}.tar")],
-            capture_output=True, text=True, check=True, timeout=30,
+            capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
         (found,) = json.loads(judged.stdout)
         assert (found["engine"], found["container_name"]) == (engine, "counter")

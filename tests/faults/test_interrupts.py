@@ -148,7 +148,7 @@ def test_a_handler_saves_in_the_middle_of_a_commit(tmp_path: Path, kind: str) ->
     def commit(self: Writes, *args: Any) -> Any:
         if not entered.is_set():
             signal.pthread_kill(main, signal.SIGUSR1)
-            assert entered.wait(30), "the handler does not run while the main thread waits"
+            assert entered.wait(60), "the handler does not run while the main thread waits"
         return real(self, *args)
 
     def handler(*_: object) -> None:

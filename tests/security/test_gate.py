@@ -121,7 +121,7 @@ def test_slow_strangers_take_no_place(place: Path, tokens: dict[str, str]) -> No
     with listening(app, http=BoundedHttp) as url, ExitStack() as stack:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for _ in range(6):
-            slow = stack.enter_context(socket.create_connection(address, timeout=20))
+            slow = stack.enter_context(socket.create_connection(address, timeout=60))
             slow.sendall(f"POST {SAVE} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000\r\n\r\n{{".encode())
             assert slow.recv(12) == b"HTTP/1.1 401"
         headers = {"Authorization": f"Bearer {tokens['read']}"}
@@ -136,7 +136,7 @@ def test_who_was_refused_and_goes_on_sending_loses_the_connection(
     monkeypatch.setattr(BoundedHttp, "linger_s", 0.1)
     with listening(create_app(place), http=BoundedHttp) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        with socket.create_connection(address, timeout=20) as caller:
+        with socket.create_connection(address, timeout=60) as caller:
             caller.sendall(f"POST {SAVE} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000\r\n\r\n{{".encode())
             data = b""
             while piece := caller.recv(1 << 16):  # until the service ends it
@@ -191,7 +191,7 @@ def test_a_stop_waits_for_no_body(place: Path, tokens: dict[str, str]) -> None:
     with ExitStack() as stack, listening(app, http=BoundedHttp) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for _ in range(4):
-            stack.enter_context(socket.create_connection(address, timeout=20)).sendall(head.encode())
+            stack.enter_context(socket.create_connection(address, timeout=60)).sendall(head.encode())
         wait_for(lambda: len(app.state.service.slots) == 4, "the bodies are not awaited")
         app.state.service.is_draining = True  # as the signal does
 
@@ -306,7 +306,7 @@ def test_nor_does_one_that_says_nothing(tmp_path: Path) -> None:
     """nginx speaks HTTP/1.0 to what is behind it, unless it is told otherwise."""
     with listening(create_app(tmp_path / "open"), http=BoundedHttp) as url, ExitStack() as stack:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        caller = stack.enter_context(socket.create_connection(address, timeout=20))
+        caller = stack.enter_context(socket.create_connection(address, timeout=60))
         caller.sendall(b"GET /api/v1/jobs HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
         assert caller.recv(12) == b"HTTP/1.1 403"
 

@@ -191,7 +191,7 @@ def test_a_stream_ends_with_the_right_to_it(place: Path, make_token: Make) -> No
     with listening(create_app(place)) as url, kedge.open(place, namespace=ACCESS) as manager:
         for revoke in (False, True):
             headers = {"Authorization": f"Bearer {make_token('reader')}"} if revoke else {}
-            with httpx.stream("GET", f"{url}/api/v1/events", headers=headers, timeout=20) as answer:
+            with httpx.stream("GET", f"{url}/api/v1/events", headers=headers, timeout=60) as answer:
                 assert answer.status_code == 200
                 if revoke:
                     Tokens(manager).revoke("reader")

@@ -462,10 +462,10 @@ def test_head_answers_as_get_does_without_a_body(client: TestClient, store: kedg
 
 def test_head_on_a_stream_ends(store: kedge.CheckpointManager) -> None:
     with listening(create_app(store)) as url:
-        answer = httpx.head(f"{url}{V1}/events", headers={"Accept": "text/event-stream"}, timeout=30)
+        answer = httpx.head(f"{url}{V1}/events", headers={"Accept": "text/event-stream"}, timeout=60)
         assert (answer.status_code, answer.content) == (200, b"")
         assert answer.headers["content-type"].startswith("text/event-stream")
-        assert httpx.get(f"{url}/metrics", timeout=30).status_code == 200
+        assert httpx.get(f"{url}/metrics", timeout=60).status_code == 200
 
 
 def test_a_wrong_name_is_called_one(client: TestClient) -> None:

@@ -22,7 +22,7 @@ class Doubling:
     def __call__(self, items: Sequence[int]) -> list[int | BaseException]:
         self.batches.append(list(items))
         if len(self.batches) == 1:
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(60)
         if 99 in items:
             raise RuntimeError("a mistake of ours")
         return [ValueError(str(item)) if item < 0 else 2 * item for item in items]

@@ -33,7 +33,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
 
 @contextmanager
 def connection(address: tuple[str, int]) -> Iterator[socket.socket]:
-    with socket.create_connection(address, timeout=20) as caller:
+    with socket.create_connection(address, timeout=60) as caller:
         yield caller
 
 
@@ -132,8 +132,8 @@ def test_what_was_asked_before_is_answered_and_nothing_else(
         with monkeypatch.context() as patch:
             patch.setattr(BoundedHttp, "head_s", 0.05)
             caller.sendall(ending)
-            assert has_ended.wait(20)
-        client = HTTPConnection(*address, timeout=30)
+            assert has_ended.wait(60)
+        client = HTTPConnection(*address, timeout=60)
         client.request("POST", "/api/v1/jobs/j/checkpoints", b'{"step": "s", "state": 1}', JSON)
         assert client.getresponse().status == 201
         client.close()
@@ -209,7 +209,7 @@ def test_who_goes_away_is_no_defect(address: tuple[str, int], caplog: pytest.Log
         caller.sendall(CHUNKED + b"5\r\n12")
 
     def is_noticed() -> bool:
-        client = HTTPConnection(*address, timeout=30)
+        client = HTTPConnection(*address, timeout=60)
         client.request("GET", "/metrics")
         answer = client.getresponse()
         text = answer.read().decode()

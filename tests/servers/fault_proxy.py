@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         # With the client's own Host: it is part of what the client has signed.
-        upstream = http.client.HTTPConnection(self.proxy.target, timeout=30)
+        upstream = http.client.HTTPConnection(self.proxy.target, timeout=60)
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():

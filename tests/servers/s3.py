@@ -35,7 +35,7 @@ def s3_server(folder: Path) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(60)
 
 
 class Server:

@@ -43,10 +43,12 @@ RULES = {
     ),
     # A limit is only for what would never come: no busy machine may reach it.
     "limit": Rule(
-        re.compile(_number(r"(?:\.(?:communicate|join|result|wait)\(|\b(?:busy_)?timeout(?:_s)?=)(?:timeout=)?")),
+        re.compile(
+            _number(r"(?:\.(?:communicate|join|result|settimeout|wait)\(|\b(?:busy_)?timeout(?:_s)?=)(?:timeout=)?")
+        ),
         "waiting.py",
-        "wait for 60 s, or say with `# limit: …` why it makes no difference whether it is reached",
-        between=(0.001, 19.9),
+        "wait for 60 s or longer, or say with `# limit: …` why it makes no difference whether it is reached",
+        between=(0.001, 59.9),
     ),
     # Whoever stands still for so long has lost it, and somebody else goes on.
     "lease": Rule(
@@ -163,6 +165,8 @@ def test_no_test_breaks_a_rule(rule: str) -> None:
         ("answer", "with httpx2.Client() as client:"),
         ("limit", "process.communicate(timeout=5)"),
         ("limit", "assert done.wait(0.5)"),
+        ("limit", "httpx.get(url, timeout=30)"),
+        ("limit", "heard.settimeout(5)"),
         ("limit", "subprocess.run(command, timeout=10, check=True)"),
         ("answer", "httpx.get(url)"),
         ("look", 'assert page.locator(".empty").count() == 1, where'),

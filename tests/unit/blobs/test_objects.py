@@ -124,7 +124,7 @@ def test_memory_is_bounded_when_the_store_is_slow(blobs: ObjectBlobs, monkeypatc
     release = threading.Event()
 
     def slow(self: ObjectBlobs, pack: str, data: bytes) -> None:
-        release.wait(20)
+        release.wait(60)
         sent.append(pack)
 
     monkeypatch.setattr(ObjectBlobs, "create", slow)

@@ -96,7 +96,7 @@ def test_ctrl_c_ends_following(environment: dict[str, str]) -> None:
         fill(environment, 1)
         assert json.loads(child.stdout.readline())["job"] == "job"
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=30)
+        _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
     assert "Traceback" not in errors
 

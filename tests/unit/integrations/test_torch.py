@@ -186,7 +186,7 @@ def test_training_resumes_everything(torch: Any, store: Any) -> None:
     next(iterator)
     next(iterator)
     first.step = 2
-    first.save_async().result(30)
+    first.save_async().result(60)
     expected = [batch[0] for batch in iterator], random.random(), np.random.random(), torch.rand(3)
     second = make()
     resumed = second.resume()

@@ -434,7 +434,7 @@ def test_an_async_step_is_cancelled_when_its_time_is_over(store: CheckpointManag
 def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     with kedge.run("r", store=store) as run:
-        assert run.step("quick", own_pid, timeout_s=30) != os.getpid()
+        assert run.step("quick", own_pid, timeout_s=60) != os.getpid()
         for seconds in (1, 4, 16, 64):  # on a busy machine its process may not even have started
             with pytest.raises(StepTimeout):
                 run.step(f"slow {seconds}", hang, str(file), timeout_s=seconds)
@@ -442,7 +442,7 @@ def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tm
                 break
         wait_for(lambda: not Path("/proc", file.read_text()).exists(), "the process goes on")
         with pytest.raises(kedge.WorkerDied, match="exit code 3"):
-            run.step("crash", die, timeout_s=30)
+            run.step("crash", die, timeout_s=60)
         with pytest.raises(Validation, match="a process of its own"):
             run.step("lambda", lambda: 1, timeout_s=60)
 
@@ -453,7 +453,7 @@ def test_a_thread_that_is_over_time_is_left_behind(store: CheckpointManager) -> 
         with pytest.raises(StepTimeout):
             run.step("slow", done.wait, 30, timeout_s=0.05, timeout_in="thread")  # limit: it is reached
         done.set()
-        assert run.step("inner", lambda: run.step("x", lambda: 3), timeout_s=30, timeout_in="thread") == 3
+        assert run.step("inner", lambda: run.step("x", lambda: 3), timeout_s=60, timeout_in="thread") == 3
 
 
 def test_a_damaged_result_is_named_and_runs_again_when_deleted(tmp_path: Path) -> None:

@@ -18,16 +18,16 @@ def test_a_cancelled_save_does_not_disturb_the_others() -> None:
     with kedge.open("memory:") as store:
         pending = [store.save_async("job", "step", n) for n in range(20)]
         cancelled = [future.cancel() for future in pending]
-        saved = [future.result(30) for future, was in zip(pending, cancelled, strict=True) if not was]
+        saved = [future.result(60) for future, was in zip(pending, cancelled, strict=True) if not was]
         assert [c.id for c in store.list("job")] == saved
         store.save("job", "after", 1)
-        assert store.save_async("job", "last", 2).result(30) == store.list("job")[-1].id
+        assert store.save_async("job", "last", 2).result(60) == store.list("job")[-1].id
 
 
 def test_saves_are_committed_in_the_order_given() -> None:
     with kedge.open("memory:") as store:
         pending = [store.save_async("job", f"step {n}", {"n": n}) for n in range(30)]
-        assert [future.result(30) for future in pending] == [c.id for c in store.list("job")]
+        assert [future.result(60) for future in pending] == [c.id for c in store.list("job")]
 
 
 def test_the_state_may_be_changed_at_once() -> None:
@@ -35,7 +35,7 @@ def test_the_state_may_be_changed_at_once() -> None:
         state = {"buffer": bytearray(b"a" * 3_000_000)}
         pending = store.save_async("job", "step", state)
         state["buffer"][:] = b"b" * 3_000_000
-        assert store.load(pending.result(30)) == {"buffer": bytearray(b"a" * 3_000_000)}
+        assert store.load(pending.result(60)) == {"buffer": bytearray(b"a" * 3_000_000)}
 
 
 def test_an_error_nobody_asked_for_comes_up_at_the_next_save() -> None:
@@ -48,7 +48,7 @@ def test_an_error_nobody_asked_for_comes_up_at_the_next_save() -> None:
         store.save("job", "next", 2)  # once is enough
         seen = store.save_async("job", "step", 1, parent="nobody")
         with pytest.raises(kedge.NotFound):
-            seen.result(30)
+            seen.result(60)
         store.save("job", "next", 3)  # it was asked for: no second time
 
 
@@ -74,7 +74,7 @@ def test_a_lease_lasts_until_its_pending_saves_are_done() -> None:
     with kedge.open("memory:") as store:
         with store.lease("job") as lease:
             pending = store.save_async("job", "step", {"bytes": bytes(30_000_000)}, lease=lease)
-        assert store.get(pending.result(30)).job == "job"
+        assert store.get(pending.result(60)).job == "job"
 
 
 def test_a_watcher_that_saves_while_the_store_is_closed() -> None:

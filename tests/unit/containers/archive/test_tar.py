@@ -114,7 +114,7 @@ def test_gnu_tar_reads_what_we_write(tmp_path: Path) -> None:
             ]
         )
     )
-    subprocess.run(["tar", "--no-same-owner", "-xf", "x.tar"], cwd=tmp_path, check=True, timeout=30)
+    subprocess.run(["tar", "--no-same-owner", "-xf", "x.tar"], cwd=tmp_path, check=True, timeout=60)
     assert (tmp_path / "a").read_bytes() == b"hello"
     assert (tmp_path / "a").stat().st_mtime_ns == 1_234_567_890_123_456_789
     assert (tmp_path / "same").stat().st_ino == (tmp_path / "a").stat().st_ino
@@ -141,7 +141,7 @@ def test_we_read_what_gnu_tar_writes(tmp_path: Path, form: str) -> None:
             file.truncate(4 << 20)
     subprocess.run(
         ["tar", f"--format={form}", *(["--sparse"] if form != "ustar" else []), "-cf", tmp_path / "x.tar", "."],
-        cwd=source, check=True, timeout=30,
+        cwd=source, check=True, timeout=60,
     )  # fmt: skip
     found = {
         member.name.removeprefix(b"./"): (member, data) for member, data in _read((tmp_path / "x.tar").read_bytes())

@@ -122,7 +122,7 @@ def test_no_words_whatever_are_an_error(words: list[str]) -> None:
 
 def _help_of(*words: str) -> dict[str, bool]:
     """The flags runc says it has: every spelling, and whether a value follows."""
-    text = subprocess.run(["runc", *words, "--help"], capture_output=True, text=True, check=True, timeout=30).stdout
+    text = subprocess.run(["runc", *words, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
     _, _, options = text.partition("OPTIONS:")
     found = {}
     for line in re.findall(r"^   (-.*?)(?:  |$)", options, re.MULTILINE):
@@ -138,7 +138,7 @@ def _spellings(table: str) -> dict[str, bool]:
 
 @pytest.mark.requires("runc")
 def test_the_tables_are_those_of_the_runc_on_this_machine() -> None:
-    help_text = subprocess.run(["runc", "--help"], capture_output=True, text=True, check=True, timeout=30).stdout
+    help_text = subprocess.run(["runc", "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
     _, _, listed = help_text.partition("COMMANDS:")
     commands = re.findall(r"^   (\w+)", listed.partition("GLOBAL")[0], re.MULTILINE)
     assert set(commands) <= set(COMMAND_FLAGS)
@@ -171,7 +171,7 @@ _WORDS = [
 @given(st.sampled_from(["delete", "kill", "checkpoint", "state"]), st.lists(st.sampled_from(_WORDS), max_size=5))
 def test_runc_takes_what_we_take_and_counts_the_same_words(command: str, words: list[str]) -> None:
     argv = ["--root", "/nonexistent/kedge-test", command, *words]
-    said = subprocess.run(["runc", *argv], capture_output=True, text=True, check=False, timeout=30)
+    said = subprocess.run(["runc", *argv], capture_output=True, text=True, check=False, timeout=60)
     output = said.stdout + said.stderr
     call = parse(argv)
     is_usage = "Incorrect Usage:" in output  # the flags; a wrong number of arguments is said otherwise
@@ -187,7 +187,7 @@ def test_importing_it_needs_nothing_but_the_interpreter() -> None:
         f"import sys; sys.path.insert(0, {str(source)!r}); before = set(sys.modules); "
         "import kedge.containers.runtime.arguments; print(*sorted(set(sys.modules) - before))"
     )
-    said = subprocess.run([sys.executable, "-ISc", program], capture_output=True, text=True, check=True, timeout=30)
+    said = subprocess.run([sys.executable, "-ISc", program], capture_output=True, text=True, check=True, timeout=60)
     assert said.stdout.split() == [
         "__future__", "kedge", "kedge.containers", "kedge.containers.runtime",
         "kedge.containers.runtime.arguments", "kedge.version",
