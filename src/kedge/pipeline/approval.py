@@ -108,11 +108,14 @@ def decide(
 
 
 def _decide(store: CheckpointManager, key: str, name: str, approved: bool, actor: str, comment: str) -> Approval:
-    matching = [asked for asked in _asked(store, key) if name in (asked.id, asked.name)]
+    pending = _asked(store, key)
+    matching = [asked for asked in pending if name in (asked.id, asked.name)]
     if not matching:
         if (earlier := decision_of(store, key, name) or _decision_by_name(store, key, name)) is not None:
             raise earlier.conflict(key, name)
-        raise NotFound(f"run {key} does not wait for approval {name}", hint="kedge runs show RUN says for what")
+        names = ", ".join(asked.name for asked in pending)
+        hint = f"it waits for: {names}" if names else f"kedge runs show {key} says for what"
+        raise NotFound(f"run {key} does not wait for approval {name}", hint=hint)
     asked = matching[-1]
     if asked.is_expired:
         raise expire(store, asked).conflict(key, name)

@@ -1,8 +1,8 @@
 """A failure as data: how it is shown, kept in the store, sent between processes, and raised again.
 
 An exception is written down by the name of its class, its message, arguments and attributes, as far as the codec knows
-them. It is raised again as an instance of that class if the program has loaded the class; no module is imported, and no
-constructor of the class runs (I7). Otherwise a `StepFailed` with the same text stands in for it.
+them; a group with its members. It is raised again as an instance of that class if the program has loaded the class; no
+module is imported, and no constructor of the class runs (I7). Otherwise a `StepFailed` with the same text stands in.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kedge import codec
 MAX_ERROR_CHARACTERS = 500
 MAX_TRACEBACK_CHARACTERS = 20_000
 MAX_VALUE_BYTES = 64 * 1024  # of one argument or attribute
+MAX_MEMBERS = 1000  # of a group of exceptions
 
 
 def one_line(error: BaseException) -> str:
@@ -52,14 +53,19 @@ class Failure:
     message: str
     args: tuple[Any, ...]
     attributes: Mapping[str, Any]
-    traceback: str
+    traceback: str  # "": that of the group it is a member of shows it
+    members: tuple[Failure, ...] = ()  # of a group
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException, *, is_member: bool = False) -> Failure:
         names = tuple(type_name(kind) for kind in type(error).__mro__ if issubclass(kind, BaseException))
-        attributes = {name: value for name, value in vars(error).items() if _is_plain(value)}
-        args = tuple(value if _is_plain(value) else _text(repr, value) for value in error.args)
-        return cls(names, _text(str, error), args, attributes, traceback_of(error))
+        made_of, about = _parts(error)
+        attributes = {name: value for name, value in about.items() if _is_plain(value)}
+        args = tuple(value if _is_plain(value) else _text(repr, value) for value in made_of)
+        group = error.exceptions[:MAX_MEMBERS] if isinstance(error, BaseExceptionGroup) else ()
+        members = tuple(cls.of(member, is_member=True) for member in group)
+        trace = "" if is_member else traceback_of(error)
+        return cls(names, _text(str, error), args, attributes, trace, members)
 
     def state(self) -> dict[str, object]:
         """For the codec."""
@@ -69,13 +75,15 @@ class Failure:
             "args": list(self.args),
             "attributes": dict(self.attributes),
             "traceback": self.traceback,
+            **({"members": [member.state() for member in self.members]} if self.members else {}),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Failure:
         return cls(
-            tuple(state["type"]), state["message"], tuple(state["args"]), state["attributes"], state["traceback"]
-        )
+            tuple(state["type"]), state["message"], tuple(state["args"]), state["attributes"], state["traceback"],
+            tuple(cls.from_state(member) for member in state.get("members", ())),
+        )  # fmt: skip
 
     def rebuild(self) -> Exception:
         """The exception, to be raised; its class as far as it is loaded here."""
@@ -84,14 +92,19 @@ class Failure:
         if error is None:
             error = StepFailed(f"{self.type_names[0].rpartition(':')[2]}: {self.message}")
             error.type_names = self.type_names
-        error.__cause__ = WorkerTraceback(self.traceback)
+        if self.traceback:
+            error.__cause__ = WorkerTraceback(self.traceback)
         return error
 
     def _instance(self, kind: type[Exception]) -> Exception | None:
-        error = _new(kind, self.args)
+        members = [member.rebuild() for member in self.members]
+        error = _new(kind, (*self.args[:1], members) if members else self.args)
         if error is None:
             return None
-        error.__dict__.update(self.attributes)
+        if kind.__module__ == "builtins":
+            error.__setstate__(dict(self.attributes))
+        else:
+            error.__dict__.update(self.attributes)
         if _text(str, error) == self.message:
             return error
         try:  # its text is made of what could not be kept
@@ -128,6 +141,15 @@ def _loaded_class(name: str) -> type[Exception] | None:
     return None
 
 
+def _parts(error: BaseException) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments an exception is made of, and its attributes. Built-in ones have some that are not in their
+    dictionary: the name of a file, or of a module."""
+    if type(error).__module__ != "builtins":
+        return error.args, vars(error)
+    parts: Any = error.__reduce__()  # (class, arguments), or also the attributes
+    return parts[1], (parts[2] if len(parts) > 2 else None) or {}
+
+
 def _new(kind: type[Exception], args: tuple[Any, ...]) -> Exception | None:
     """An instance by the constructor of the built-in class below it."""
     for base in kind.__mro__:
@@ -138,7 +160,7 @@ def _new(kind: type[Exception], args: tuple[Any, ...]) -> Exception | None:
                     error.__init__(*args)  # type: ignore[misc]
                 else:
                     error.args = args
-            except TypeError:
+            except (TypeError, ValueError):
                 continue  # it is made by another of the built-in classes, or not by these arguments
             return error
     return None

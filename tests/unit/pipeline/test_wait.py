@@ -43,7 +43,7 @@ def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointMan
     assert found.status == "paused"
     (waiting,) = found.waiting
     assert [waiting["for"], waiting["name"], waiting["prompt"]] == ["approval", "release/publish", "Go live?"]
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="it waits for: release/publish"):
         kedge.decide(store, "r", "other", True)
     with pytest.raises(kedge.Validation, match="no decision"):
         kedge.decide(store, "r", "release/publish", "no")  # type: ignore[arg-type]
