@@ -6,7 +6,6 @@ import copy
 import getpass
 import os
 import re
-import socket
 import warnings
 import weakref
 from collections import Counter
@@ -405,7 +404,7 @@ def actor_here() -> str:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+    return f"{user}@{os.uname().nodename}"
 
 
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()

@@ -24,14 +24,21 @@ from typing import Literal, Self
 
 from .engine import runc
 from .pids import pids_below, read_text
-from .programs import find_program
+from .programs import URGENT, find_program
 from .runtime import marks
 
 # While one is dumped, which keeps one core busy at most, others are stored.
 AT_ONCE = min(8, max(3, os.cpu_count() or 1))
 _ANSWER_BYTES = 65536
 _URL_TIMEOUT_S = 2
-_WITH_SETTINGS = 'f=/etc/kedge/runc.env; if [ -r $f ]; then set -a; . $f; set +a; fi; exec "$@"'  # as kedge-runc
+# The machine is to go, and what is being checkpointed stands still: nothing on it is more urgent. Where Linux weighs
+# sessions against each other (autogroup, see sched(7)), a nice value counts only within one. This session is ours
+# alone. It comes first from its first instruction on: on a busy machine, importing took longer than dumping.
+_START = f"""
+{{ echo {URGENT} > /proc/self/autogroup; }} 2> /dev/null  # there may be none, or it may not be changed
+f=/etc/kedge/runc.env; if [ -r $f ]; then set -a; . $f; set +a; fi
+exec "$@"
+"""  # settings as in kedge-runc
 _LEFT_S = 60.0  # a container that was dumped in time may take this much longer to be stored
 
 
@@ -146,7 +153,7 @@ class Stopper:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        command = ["/bin/sh", "-c", _WITH_SETTINGS, "sh", sys.executable, "-I", "-m", "kedge.containers.runtime.batch"]
+        command = ["/bin/sh", "-c", _START, "sh", sys.executable, "-I", "-m", "kedge.containers.runtime.batch"]
         # In a session of its own: who interrupts us does not interrupt what has begun.
         self.process = subprocess.Popen(
             command, env={**os.environ, **environment}, text=True, bufsize=1, start_new_session=True,

@@ -11,6 +11,7 @@ from typing import Any
 from kedge.errors import Validation
 
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+URGENT = -10  # nice
 
 
 def which(name: str) -> str | None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kedge.containers import preemption
-from kedge.containers.criu.command import URGENT
-from kedge.containers.preemption import Candidate, Stoppers, wait_for_notice
+from kedge.containers.preemption import Candidate, Stopper, Stoppers, wait_for_notice
+from kedge.containers.programs import URGENT
 from kedge.containers.runtime.batch import Batch
 from kedge.containers.runtime.early import mark_path, write_mark
 from kedge.containers.runtime.marks import Mark
@@ -85,9 +85,17 @@ def test_one_process_for_each_engine(tmp_path: Path) -> None:
         assert stoppers.for_(other) is not stoppers.for_(one)
         for asked in (one, other):  # they have no mark any more
             assert stoppers.for_(asked).stop(asked, 60) == ("ended", "it is not there any more")
-        own = Path(f"/proc/{stoppers.for_(one).process.pid}/autogroup")
-        if own.exists() and os.geteuid() == 0:  # of kernels that weigh sessions
-            assert own.read_text().endswith(f"nice {URGENT}\n")
+
+
+def test_it_comes_first_before_it_imports_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/proc/self/autogroup").exists() or os.geteuid() != 0:
+        pytest.skip("of kernels that weigh sessions, and root, who may change that")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nread line < /proc/self/autogroup; echo "$line" > {tmp_path}/first\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(preemption.sys, "executable", str(python))
+    Stopper({}).close()
+    assert (tmp_path / "first").read_text().endswith(f"nice {URGENT}\n")
 
 
 def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kedge.containers.attempts import Attempt
-from kedge.containers.programs import USUAL_PATH, find_program, run
+from kedge.containers.programs import URGENT, USUAL_PATH, find_program, run
 from kedge.errors import CheckpointError, CriuFailed, NoSpace, StepTimeout
 
 from . import relay
@@ -30,7 +30,6 @@ from .log import explain, gave_up
 AtPause = TypeVar("AtPause")
 
 _PAUSE_TIMEOUTS_S = (1, 2, 10)
-URGENT = -10  # nice
 _LEAST_ROOM_BYTES = 256 * 1024
 _SUCCESS = "Dumping finished successfully"
 # Outlives us: what was saved and has ended is forgotten by its runtime whoever is killed, and nothing else is.

@@ -15,11 +15,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from kedge.containers import network
-from kedge.containers.criu.command import URGENT
 from kedge.containers.engine import runc
 from kedge.containers.preemption import AT_ONCE, Result
 from kedge.errors import CheckpointError
@@ -81,19 +80,7 @@ class Batch:
             self._manager.close()
 
 
-def come_first() -> None:
-    """The machine is to go, and what is being checkpointed stands still: nothing on it is more urgent.
-
-    Where Linux weighs sessions against each other (autogroup, see sched(7)), a nice value counts only within one, so
-    that of `criu.command.urgent` is not enough. This session is ours alone: `preemption` starts it.
-    """
-    if os.getsid(0) == os.getpid():
-        with suppress(OSError):  # there is no such thing, or it may not be changed
-            Path("/proc/self/autogroup").write_text(str(URGENT))
-
-
 def main() -> None:
-    come_first()
     batch = Batch()
     writing = threading.Lock()
 

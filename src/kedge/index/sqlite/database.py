@@ -9,7 +9,6 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,12 @@ _LOOK_AGAIN_S = (0.0002, 0.001)
 _MOST_LOOKS = 4  # times that, when somebody has looked as often
 
 _MIGRATION = re.compile(r"(\d{3})\.sql")
+_SCRIPTS = Path(__file__).with_name("sql")  # importlib.resources would take longer to import than to read all of it
 
 
 def migrations() -> list[tuple[int, str]]:
     """(version, SQL) of every schema step, in order."""
-    scripts = [(m[1], f) for f in files(__package__).joinpath("sql").iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+    scripts = [(m[1], f) for f in _SCRIPTS.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
     return sorted((int(version), file.read_text()) for version, file in scripts)
 
 
