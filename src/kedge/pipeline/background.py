@@ -135,7 +135,7 @@ class _Start:
             check_same_call(self.key, record.metadata, inputs)
         if status is not None:
             check_same_run(self.store, self.key, inputs)
-        handle = partial(Handle, self.store, self.key, queue_job(RECOVERY))
+        handle = partial(Handle, self.store, self.key, queue_job(RECOVERY), inputs=inputs)
         if status is RunStatus.FAILED and self.parent is not None:
             # The parent may have handled that, and then it does not ask for the result again (`kept`).
             return handle(resume=self.begin)

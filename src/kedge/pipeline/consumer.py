@@ -20,9 +20,9 @@ from functools import partial
 from random import shuffle
 from typing import Any
 
-from kedge.errors import Cancelled, Denied, LeaseHeld, LeaseLost, NoSpace, NotFound, StorageError, Unavailable
+from kedge.errors import Cancelled, Conflict, Denied, LeaseHeld, LeaseLost, NoSpace, NotFound, StorageError, Unavailable
 from kedge.manager import CheckpointManager
-from kedge.model import CheckpointId, Lease, RunStatus
+from kedge.model import CheckpointId, Lease
 from kedge.ports import Checkpoints, Stored, Then
 
 from .background import stop_background
@@ -50,7 +50,8 @@ from .groups import active_tags, advance, advance_all
 from .heartbeat import Heartbeat
 from .leases import Leases
 from .limits import QueueLimits
-from .owner import newest_status, status_of, take_lease
+from .origin import has_ended_since
+from .owner import take_lease
 from .repertoire import Repertoire
 from .retry import Retry
 from .run import Run
@@ -354,7 +355,12 @@ class Worker:
         return None if current is None or current.state == DEAD else (current, stored)
 
     def _carry_out(self, job: str, entry: Entry, stored: Stored, lease: Lease) -> None:
-        if lease.token > 1 and self._has_ended(entry):  # else nobody had it before
+        try:
+            has_ended = lease.token > 1 and has_ended_since(self._store, entry, stored[0])  # else nobody had it before
+        except Conflict as error:  # it ended, and was another call under the same key
+            self._give_up(job, entry, error.message, entry.attempts)
+            return
+        if has_ended:
             self._finish(job, entry)
             return
         takeovers = entry.takeovers + (entry.state == RUNNING)
@@ -403,13 +409,6 @@ class Worker:
             wait_s = self._backoff.wait_s(self._outages)
             self._rests_until = time.monotonic() + wait_s
         return wait_s
-
-    def _has_ended(self, entry: Entry) -> bool:
-        """Whoever carried it out died before the entry was deleted, or it was cancelled."""
-        if (newest := newest_status(self._store, entry.key)) is None:
-            return False
-        status = status_of(newest)
-        return status is RunStatus.CANCELLED or (status is RunStatus.COMPLETED and entry.has_ended(newest))
 
     def _after_failure(self, job: str, entry: Entry, call: object, error: BaseException) -> None:
         attempts = entry.attempts + 1

@@ -7,9 +7,12 @@ from typing import Any
 
 from kedge.errors import Conflict, NotFound
 from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, RunStatus
 
+from .entries import RECOVERY, Entry, queue_job
 from .history import check_resumable, find_run
 from .outcome import what_follows
+from .owner import newest_status, status_of
 
 
 def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
@@ -63,6 +66,20 @@ def check_same_run(store: CheckpointManager, key: str, inputs: str) -> None:
     for record in store.list(key, tags={"kind": "run"}, metadata={"has_entry": True}, limit=1):
         state: Any = store.load(record.id, only="entry")
         check_same_call(key, state["entry"], inputs)
+
+
+def has_ended_since(store: CheckpointManager, entry: Entry, record: Checkpoint) -> bool:
+    """Whether the run of an entry, which `record` holds, was cancelled, or completed after the entry was submitted: who
+    carried it out died before the entry was deleted. Conflict if it was submitted elsewhere, with other arguments."""
+    if (newest := newest_status(store, entry.key)) is None:
+        return False
+    status = status_of(newest)
+    if status is not RunStatus.COMPLETED or not entry.has_ended(newest):
+        return status is RunStatus.CANCELLED
+    inputs = record.metadata.get("inputs")  # "": a schedule has submitted it
+    if isinstance(inputs, str) and inputs and record.job != queue_job(RECOVERY):  # those call what they are called with
+        check_same_run(store, entry.key, inputs)
+    return True
 
 
 def check_same_call(key: str, entry: Mapping[str, object], inputs: str) -> None:

@@ -116,11 +116,12 @@ class Queue:
         name = pipeline.key_of(*call["args"], **call["kwargs"]) if submission.key is None else submission.key
         name = parse_run_key(name if deduplicate else f"{name}-{os.urandom(6).hex()}")
         inputs = inputs_of(pipeline.name, call)
-        handle = Handle(self.store, name, self._job)
+        is_own = submission.key is not None and deduplicate  # else the key is made of them
+        handle = Handle(self.store, name, self._job, inputs=inputs if is_own else "")
         if (earlier := self.store.list(self._job, tags={"run": name}, limit=1)) and deduplicate:
             check_same_call(name, earlier[0].metadata, inputs)
             return handle
-        if submission.key is not None and deduplicate:  # else the key is made of them
+        if is_own:
             check_same_run(self.store, name, inputs)
         self._limits.check_room()
         due_at = time.time() + submission.delay_s if submission.delay_s else 0.0
@@ -206,10 +207,20 @@ class Handle:
     """A run that was submitted: its status and result, from anywhere. Also awaitable."""
 
     def __init__(
-        self, store: CheckpointManager, key: str, job: str, *, resume: Callable[[], None] | None = None
+        self,
+        store: CheckpointManager,
+        key: str,
+        job: str,
+        *,
+        inputs: str = "",
+        resume: Callable[[], None] | None = None,
     ) -> None:
-        """`resume` carries out a run that has failed before: once, when somebody asks for its result."""
+        """`inputs` is the digest of what the run was called with here: its key may be that of another call.
+
+        `resume` carries out a run that has failed before: once, when somebody asks for its result.
+        """
         self.key = key
+        self._inputs = inputs
         self._store = store
         self._job = job
         self._resume = resume
@@ -272,6 +283,8 @@ class Handle:
         if newest is not None and status == RunStatus.COMPLETED:
             if any(not entry.has_ended(newest) for entry in entries):
                 return None  # it is carried out again
+            if self._inputs:
+                check_same_run(self._store, self.key, self._inputs)
             state: Any = self._store.load(newest.id)
             if "result" not in state:
                 raise Conflict(f"run {self.key} was called directly, and keeps no result", hint="use another key=")

@@ -98,6 +98,27 @@ def test_a_key_stands_for_one_call_also_when_its_run_has_ended(store: Checkpoint
     assert queue.submit(work, 2, key="a", deduplicate=False).status == "queued"
 
 
+def test_a_key_that_two_queues_were_given_for_different_calls_has_one_result(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    """Neither submission knows of the other: the second call is not carried out, and whoever made it learns that."""
+
+    @kedge.pipeline
+    def work(value: object) -> object:
+        return value
+
+    other = kedge.queue("other", store=store)
+    first, same, second = queue.submit(work, 1, key="a"), other.submit(work, 3, key="b"), other.submit(work, 2, key="a")
+    serve(store, work)
+    Worker(store, ["other"], {"work": work}).serve(until_empty=True)
+    assert (first.result(0), same.result(0)) == (1, 3)
+    with pytest.raises(Conflict, match="run a was called with other arguments"):
+        second.result(0)
+    (dead,) = other.entries("dead")
+    assert (dead.key, dead.note) == ("a", "run a was called with other arguments")
+    assert queue.handle("a").result(0) == 1
+
+
 def test_what_may_be_submitted(queue: kedge.Queue) -> None:
     @kedge.pipeline
     def work(value: object) -> object:
