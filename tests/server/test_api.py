@@ -472,3 +472,10 @@ def test_a_wrong_name_is_called_one(client: TestClient) -> None:
     refused = client.post("/api/v1/jobs/tr%20x/checkpoints", json={"step": "s", "state": 1})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_name")
     assert "'tr x' is not a valid job" in refused.json()["detail"]
+
+
+def test_the_document_says_what_a_tag_may_hold(client: TestClient, store: kedge.CheckpointManager) -> None:
+    here = f"/api/v1/checkpoints/{store.save('train', 'one', {})}/tags"
+    response = client.patch(here, json={"tags": {"kind": "a\0b"}})
+    assert response.status_code == 422
+    assert response.json()["errors"]  # found by the schema, so the OpenAPI document has it

@@ -22,8 +22,9 @@ def _whole(value: object) -> object:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+TagValue = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
 Tags = Annotated[
-    dict[Name, Annotated[str, Field(max_length=1024)]],
+    dict[Name, TagValue],
     Field(max_length=64, json_schema_extra={"additionalProperties": False}),
 ]
 
@@ -173,7 +174,7 @@ class SentSave(SaveOptions):
 
 
 class TagChange(Body):
-    tags: dict[Name, Annotated[str, Field(max_length=1024)] | None] = Field(
+    tags: dict[Name, TagValue | None] = Field(
         max_length=64,
         description="Names and values; null removes one.",
         examples=[{"kind": "best", "draft": None}],
