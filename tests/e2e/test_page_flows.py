@@ -339,7 +339,8 @@ def test_a_new_branch_is_drawn_through_what_was_loaded(page: Page, known: dict[s
     with kedge.open(known["place"]) as store:
         ids = [store.save("long", f"step {n}", {"n": n}) for n in range(130)]
     page.goto("/jobs/long")
-    page.locator(".history .commit").nth(99).scroll_into_view_if_needed()
+    for loaded in (49, 99):
+        page.locator(".history .commit").nth(loaded).scroll_into_view_if_needed()
     page.locator(".history .commit").nth(129).wait_for()
     page.wait_for_selector("#live.on")
     with kedge.open(known["place"]) as store:
@@ -387,7 +388,7 @@ def test_a_service_that_does_not_answer_is_told(page_of: PageOf) -> None:
 
 def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dict[str, str]) -> None:
     with kedge.open(known["place"]) as store:
-        for n in range(101):
+        for n in range(51):
             store.save("plain", f"step {n}", {"n": n})
     context = visitor(browser, address, java_script_enabled=False)
     page = context.new_page()
@@ -395,7 +396,7 @@ def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dic
     page.click("text=Older")
     counts(page, ".commit", 1)
     page.goto("/jobs/plain/retention")
-    page.fill("#keep_last", "99")
+    page.fill("#keep_last", "49")
     page.click("button:text-is('Preview')")
     shows(page, "#plan", "2 checkpoints go")
     page.goto("/jobs/weekly-report")

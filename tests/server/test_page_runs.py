@@ -56,3 +56,26 @@ def test_fields_of_the_log_are_shown_and_anything_else_breaks_nothing(
     page = client.get("/runs/r").text
     assert "region=eu" in page
     assert "odd" in page
+
+
+def test_a_run_says_when_it_began_and_how_long_it_took(client: TestClient, store: kedge.CheckpointManager) -> None:
+    with kedge.run("nightly", store=store, progress=False) as run:
+        run.step("one", lambda: 1)
+    shown = client.get("/runs/nightly").text
+    assert "<dt>Started</dt>" in shown
+    assert "<dt>Took</dt>" in shown
+
+
+def test_what_was_given_up_leads_to_its_run(client: TestClient, store: kedge.CheckpointManager) -> None:
+    @kedge.pipeline
+    def fails() -> None:
+        raise ValueError("no")
+
+    queue = kedge.queue("q", store=store)
+    queue.submit(fails, key="given-up")
+    Worker(store, ["q"], {fails.name: fails}, lease_s=60).serve(until_empty=True)
+    queue.submit(fails, key="waits")
+    shown = client.get("/queues").text
+    assert '<a href="/runs/given-up"><bdi>given-up</bdi></a> <span class="chip status-dead">' in shown
+    assert "<bdi>waits</bdi>" in shown
+    assert '<a href="/runs/waits">' not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable
@@ -145,7 +146,7 @@ def test_changes_are_filtered_by_their_path(client: TestClient, store: kedge.Che
     shown = client.get(f"/compare?id={old}&id={new}&only=MODEL").text
     assert "model/lr" in shown
     assert ">loss<" not in shown
-    assert "1 shown" in shown
+    assert "1 with “" in shown
     assert "Metadata and tags" in shown
     assert "No change there" in client.get(f"/compare?id={old}&id={new}&only=zebra").text
 
@@ -184,3 +185,28 @@ def test_a_page_of_a_long_log_is_small(client: TestClient, store: kedge.Checkpoi
     shown = client.get("/activity").content
     assert b"Older" in shown
     assert len(shown) <= 50_000
+
+
+def test_a_page_of_a_long_history_is_small(client: TestClient, store: kedge.CheckpointManager) -> None:
+    fill_job(store, "nightly-training-of-the-large-model", 300)
+    shown = client.get("/jobs/nightly-training-of-the-large-model").content
+    assert b"Older" in shown
+    assert len(shown) <= 50_000
+
+
+def test_many_changes_come_in_parts_and_are_all_looked_through(
+    client: TestClient, store: kedge.CheckpointManager
+) -> None:
+    old = store.save("j", "s", {f"key-{n:05d}": n for n in range(3000)})
+    new = store.save("j", "s", {f"key-{n:05d}": n + 1 for n in range(3000)})
+    address, keys = f"/compare?id={old}&id={new}", []
+    first = client.get(address).text
+    assert len(first) <= 50_000
+    assert "1 to 100 of 3,000" in first
+    link = re.search(r'href="([^"]+)">More changes', first)
+    assert link is not None
+    for page in (first, client.get("/compare" + html.unescape(link[1])).text):
+        keys += re.findall(r"<code><bdi>(key-[0-9]+)<", page)
+    assert keys == [f"key-{n:05d}" for n in range(200)]
+    assert "key-02999" in client.get(f"{address}&only=02999").text
+    assert "More changes" not in client.get(f"{address}&start=2900").text

@@ -13,7 +13,8 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and c
 
 
 def number(value: float) -> str:
-    return f"{value:.4g}"
+    """In at least four digits; thousands as people write them."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def draw(series: Sequence[Series], width: int, height: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ import click
 import pytest
 
 import kedge
-from kedge.terminal.plot import draw
+from kedge.terminal.plot import draw, number
 from kedge.terminal.series import Point, Series, numbers_in, series_of
 
 
@@ -61,3 +61,18 @@ def test_a_curve_is_as_wide_and_high_as_asked() -> None:
     assert lines[7].startswith("1 │")
     assert "⠁" <= max("".join(lines)) <= "⣿"
     assert len(list(draw([series(5)], 20, 3))) == 5  # one point, no span
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.06769, "0.06769"),
+        (43_998.4, "43,998"),
+        (-1e6, "-1,000,000"),
+        (9_999.4, "9999"),
+        (2.5e12, "2.5e+12"),
+        (0, "0"),
+    ],
+)
+def test_numbers_as_people_write_them(value: float, text: str) -> None:
+    assert number(value) == text

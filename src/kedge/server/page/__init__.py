@@ -9,12 +9,13 @@
     comparison.py    two of them, or one and a live job
     retention.py     policies, and what they would delete
     runs.py          runs, their steps and log; approvals.py: what waits for a person
-    timeline.py      a run over time; items.py: the items of its maps; resuming.py, forks.py: starting it again
+    run_records.py   what was read of runs; timeline.py: a run over time; items.py: the items of its maps
+    resuming.py      starting a run again; forks.py: another one from one of its steps
     models.py        what LLM calls cost; spending.py: counted, over time
     queues.py        what waits for workers, and schedules
     storage.py       what grew, what gc would free, the log of changes
     session.py       signing in; tokens.py: who may; webhooks.py: who is told of runs
-    kinds.py         what a job is, and its status
+    kinds.py         what a job is, and its status; roster.py: all jobs, the ones that changed last first
     graph.py, charts.py, states.py, growth.py    what they draw and count; memory.py: what is remembered of it
 
 Nothing is fetched from elsewhere. static/vendor/ is brought by `./dev assets` and packed into the wheel; without it,

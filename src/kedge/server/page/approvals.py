@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,10 +11,9 @@ from urllib.parse import quote
 
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, Checkpoint
-from kedge.pipeline.approval import APPROVAL, Approval, PendingApproval, find_approvals, pending_approvals
+from kedge.pipeline.approval import APPROVAL, Approval, PendingApproval
 from kedge.process.workflow import Workflows
 
-MOST_JOBS = 2000  # that are looked at for the list
 _LONG = 4000
 _DECISIONS = 50
 
@@ -26,9 +26,8 @@ class Asked:
     about: str = ""  # what it was given, as JSON
 
 
-def asked(store: CheckpointManager, run: str | None = None) -> list[Asked]:
-    """Approvals nobody has decided yet, of one run or of all."""
-    pending = find_approvals(store, most_jobs=MOST_JOBS) if run is None else pending_approvals(store, run)
+def asked(store: CheckpointManager, pending: Iterable[PendingApproval]) -> list[Asked]:
+    """Approvals that nobody has decided yet, with what people need to decide."""
     return [_asked(store, approval) for approval in pending]
 
 

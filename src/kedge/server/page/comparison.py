@@ -15,22 +15,26 @@ from starlette.responses import Response
 
 from kedge.codec import BufferSummary
 from kedge.diff import Change, ChangeKind, TextDelta
+from kedge.diff import diff as compared
 from kedge.diff.values import weigh
 from kedge.errors import NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
+from kedge.store.local import local_store
 from kedge.terminal.text import size
 from kedge.terminal.tree import describe
 
 from . import states
 from .memory import memory_of
-from .templates import PageRoute, Reader, answer
+from .templates import PageRoute, Reader, answer, linked
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _SIGNS = {ChangeKind.ADDED: "+", ChangeKind.REMOVED: "−"}
 _LONG = 400
-_SUGGESTED = 200  # jobs whose newest can be chosen from a list; any other is typed
+_CHANGES = 100  # at once
+_SEARCHED = 100_000  # changes, for a part of their paths
+_SUGGESTED = 50  # jobs whose newest can be chosen from a list; any other is typed
 
 
 @router.get("/compare")
@@ -41,10 +45,11 @@ async def compare(
     live: Annotated[str, Query(max_length=128)] = "",
     keep: str = "",
     only: Annotated[str, Query(max_length=400)] = "",
+    start: Annotated[int, Query(ge=0, le=_SEARCHED)] = 0,
 ) -> Response:
     """Two checkpoints, the older first unless `keep` is given; or one and the newest of a job (`live`).
 
-    `only` is a part of the paths that are wanted.
+    `only` is a part of the paths that are wanted; `start` is how many changes come before those that are shown.
     """
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
@@ -55,12 +60,19 @@ async def compare(
         old, new = (chosen[0], _newest(store, followed)) if followed else chosen
         if not keep and not followed and old.job == new.job and old.seq > new.seq:
             old, new = new, old
-        diff = store.diff(old.id, new.id)
+        most = _SEARCHED if only else start + _CHANGES
+        local = local_store(store.store, "comparing")
+        diff = compared(local, local.read(old.id), local.read(new.id), max_changes=most)
+        wanted = _wanted(diff.changes, only)
         return {
             "old": old,
             "new": new,
             "diff": diff,
-            "changes": shown_changes(_wanted(diff.changes, only)),
+            "changes": shown_changes(wanted[start : start + _CHANGES]),
+            "start": start,
+            "count": len(wanted) if only else len(wanted) + diff.left_out,
+            "unsearched": diff.left_out if only else 0,
+            "part": lambda first: linked(request, {"start": first or None}),
             "facts": [
                 *changed_facts("metadata", old.metadata, new.metadata),
                 *changed_facts("tag", old.tags, new.tags),

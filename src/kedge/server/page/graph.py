@@ -79,7 +79,7 @@ def draw(row: Row, lanes: int) -> Markup:
     if row.has_below:
         lines.append(_line(row.lane, middle, _HEIGHT, row.lane))
     pin = " pinned" if row.checkpoint.is_pinned else ""
-    dot = f'<circle class="dot lane-{row.lane}{pin}" cx="{x}" cy="{middle}" r="{_RADIUS}"/>'
+    dot = f'<circle class="dot lane-{row.lane}{pin}" cx="{x:g}" cy="{middle:g}" r="{_RADIUS}"/>'
     # Everything put together here is a number of ours.
     return Markup(  # nosec B704
         f'<svg class="graph" width="{lanes * _WIDTH}" height="{_HEIGHT}" aria-hidden="true">{"".join(lines)}{dot}</svg>'
@@ -92,7 +92,7 @@ def _x(lane: int) -> float:
 
 def _line(lane: int, top: float, bottom: float, colour: int) -> str:
     x = _x(lane)
-    return f'<path class="line lane-{colour}" d="M{x} {top}V{bottom}"/>'
+    return f'<path class="line lane-{colour}" d="M{x:g} {top:g}V{bottom:g}"/>'
 
 
 def _curve(lane: int, to: int) -> str:
@@ -100,4 +100,4 @@ def _curve(lane: int, to: int) -> str:
     if lane == to:
         return _line(lane, 0, _HEIGHT / 2, lane)
     x, end, bend = _x(lane), _x(to), _HEIGHT / 2
-    return f'<path class="line lane-{lane}" d="M{x} 0C{x} {bend} {end} {bend * 0.3} {end} {bend}"/>'
+    return f'<path class="line lane-{lane}" d="M{x:g} 0C{x:g} {bend:g} {end:g} {bend * 0.3:g} {end:g} {bend:g}"/>'

@@ -15,7 +15,7 @@ from kedge.errors import Corrupted, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX
 from kedge.pipeline.history import find_run
-from kedge.pipeline.items import FailedItem, FoundItem, MapItems, find_item, maps_of, places_in, retry_items
+from kedge.pipeline.items import FailedItem, FoundItem, MapItems, find_item, places_in, retry_items
 
 from . import states
 from .charts import cells
@@ -81,7 +81,7 @@ async def item(
     """One item of a map, by its key or as #place; of the items from `number` on, one that failed if there is one."""
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        run, items = find_run(store, key), _map(store, key, map)
+        run, items = find_run(store, key), _map(memory_of(request).runs.records(store, key).maps, key, map)
         entry = _find(store, items, item.strip(), number, count)
         level, problem = None, ""
         if entry.record is not None:
@@ -106,8 +106,8 @@ async def item(
     return await answer(request, access, "item.html", facts)
 
 
-def _map(store: CheckpointManager, key: str, path: str) -> MapItems:
-    for items in maps_of(store, key):
+def _map(maps: Sequence[MapItems], key: str, path: str) -> MapItems:
+    for items in maps:
         if items.path == path:
             return items
     raise NotFound(f"run {key} has no map {path}", hint="the page of the run shows its maps")

@@ -30,7 +30,7 @@ from .templates import PageRoute, Reader, Writer, answer, find_job, see
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _JOBS = 50
-_ROWS = 100
+_ROWS = 50
 _MOST_ROWS = 2000  # of a part of a history that is drawn again; a longer one is left as it is
 _SPARK = 40
 _SUBGRAPHS = 50

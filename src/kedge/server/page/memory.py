@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from threading import Lock
 
 from fastapi import Request
 
 from kedge.server.auth import Access
 
-from .approvals import asked
 from .growth import Growth
+from .roster import Roster
+from .run_records import RunMemory
 from .spending import Spending
 from .states import Outlines
-
-_COUNTED_S = 5.0
 
 
 class PageMemory:
@@ -22,9 +20,10 @@ class PageMemory:
 
     def __init__(self) -> None:
         self.outlines = Outlines()
+        self.runs = RunMemory()
         self._growth: dict[str, Growth] = {}  # by namespace
         self._spending: dict[str, Spending] = {}
-        self._pending: dict[str, tuple[float, int]] = {}  # by namespace: when it was counted, and how many
+        self._rosters: dict[str, Roster] = {}
         self._lock = Lock()
 
     def growth(self, namespace: str) -> Growth:
@@ -35,20 +34,13 @@ class PageMemory:
         with self._lock:
             return self._spending.setdefault(namespace, Spending())
 
-    def pending_count(self, access: Access) -> int:
-        """How many approvals wait, for the menu: looked up every few seconds only, because every page shows it."""
+    def roster(self, namespace: str) -> Roster:
         with self._lock:
-            known = self._pending.get(access.namespace)
-        if known is not None and time.monotonic() - known[0] < _COUNTED_S:
-            return known[1]
-        count = len(asked(access.store))
-        with self._lock:
-            self._pending[access.namespace] = time.monotonic(), count
-        return count
+            return self._rosters.setdefault(namespace, Roster())
 
-    def forget_count(self, namespace: str) -> None:
-        with self._lock:
-            self._pending.pop(namespace, None)
+    def pending_count(self, access: Access) -> int:
+        """How many approvals wait, for the menu."""
+        return len(self.roster(access.namespace).look(access.store).approvals)
 
 
 def memory_of(request: Request) -> PageMemory:

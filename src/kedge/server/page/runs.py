@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus
-from kedge.pipeline.approval import decide
+from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus, to_datetime, to_us
+from kedge.pipeline.approval import decide, pending_approvals
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import (
     Explanation,
     RunSummary,
     bills_of,
     children_of,
-    explain,
     find_run,
-    find_runs,
     logs_of,
     run_of,
-    steps_of,
 )
 from kedge.pipeline.inbox import CANCEL, SIGNAL, send
-from kedge.pipeline.items import MapItems, maps_of
+from kedge.pipeline.items import MapItems
 from kedge.pipeline.keys import show
 from kedge.pipeline.progress import duration
 from kedge.process.workflow import Workflows
@@ -36,11 +34,13 @@ from kedge.server.auth import Access
 from kedge.server.tokens import Scope
 
 from . import states
-from .approvals import MOST_JOBS, as_json, asked, decided
+from .approvals import as_json, asked, decided
 from .items import grid_of
+from .kinds import STATUSES, Kind
 from .memory import memory_of
 from .resuming import can_requeue, can_resume, start_again
-from .templates import Number, PageRoute, Reader, Writer, answer, see
+from .roster import Entry
+from .templates import Number, PageRoute, Reader, Writer, answer, linked, see
 from .timeline import Row, Span, timeline
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -50,20 +50,71 @@ _TRACEBACKS = 3  # of failed steps among them
 _TRACEBACK_END = 4000  # characters: where it was raised
 _ATTEMPTS = 20  # of a step
 _LINES = 50  # of the log
-_EXECUTIONS = 100
+_APPROVALS = 50
+_RUNS = 50
+_AT_WORK = {"running", "abandoned"}  # which of them, the process decides: nothing is saved when it ends
 _CHILDREN = 50  # runs that a run started
 _LONGEST_S = 1e10  # that a timeline shows
 
 
 @router.get("/runs")
-async def runs(request: Request, access: Reader, prefix: Annotated[str, Query(max_length=128)] = "") -> Response:
+async def runs(
+    request: Request,
+    access: Reader,
+    prefix: Annotated[str, Query(max_length=128)] = "",
+    status: Annotated[str, Query(pattern=f"^({'|'.join(STATUSES)}|)$")] = "",
+    before: Annotated[str, Query(pattern="^([0-9]{1,17}:.{1,128}|)$")] = "",
+) -> Response:
+    """Runs and executions, the ones that changed last first; `before` is where an older page begins."""
+    moment, _, last = before.partition(":")
+
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        summaries = list(find_runs(store, prefix, 200, most_jobs=MOST_JOBS))
-        summaries.sort(key=lambda run: run.updated_at, reverse=True)
-        executions = [] if prefix else Workflows(store).list_executions(limit=_EXECUTIONS, most_jobs=MOST_JOBS)
-        return {"runs": summaries, "executions": executions, "prefix": prefix}
+        roll = memory_of(request).roster(access.namespace).look(store)
+        entries = [entry for entry in roll.entries if entry.job.startswith(prefix)]
+        if before:
+            entries = [entry for entry in entries if entry.place < (to_datetime(int(moment)), last)]
+        listed = _listed(store, entries, status)
+        return {
+            "runs": listed.runs,
+            "executions": listed.executions,
+            "older": listed.older,
+            "is_first": not before,
+            "roll": roll,
+            "prefix": prefix,
+            "status": status,
+            "statuses": STATUSES,
+            "link": lambda changes: linked(request, changes),
+        }
 
     return await answer(request, access, "runs.html", facts)
+
+
+@dataclass(slots=True)
+class _Listed:
+    runs: list[RunSummary] = field(default_factory=list)
+    executions: list[dict[str, Any]] = field(default_factory=list)
+    older: str = ""  # `before` of the next page
+
+
+def _listed(store: CheckpointManager, entries: Sequence[Entry], status: str) -> _Listed:
+    """A page of them, each as it stands now."""
+    listed, last = _Listed(), ""
+    for entry in entries:
+        is_ = entry.about
+        if is_ is None or is_.kind not in (Kind.RUN, Kind.WORKFLOW):
+            continue
+        if status and is_.status != status and not {is_.status, status} <= _AT_WORK:
+            continue
+        if len(listed.runs) + len(listed.executions) == _RUNS:
+            listed.older = last
+            break
+        last = f"{to_us(entry.place[0])}:{entry.job}"
+        if is_.kind is Kind.WORKFLOW:
+            with suppress(NotFound):  # deleted meanwhile
+                listed.executions.append(Workflows(store).get_execution_status(entry.job))
+        elif (run := run_of(store, entry.job)) is not None and status in ("", run.status):
+            listed.runs.append(replace(run, updated_at=entry.place[0]))
+    return listed
 
 
 @router.get("/runs/{key}")
@@ -83,14 +134,15 @@ async def run(
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         summary = find_run(store, key)
-        records, maps = steps_of(store, key), maps_of(store, key)
-        steps = explain(store, key, records, maps)
-        line = timeline(steps, records, maps, session=session, chosen=chosen)
+        records = memory_of(request).runs.records(store, key)
+        steps, maps = records.explanations, records.maps
+        line = timeline(steps, records.steps, maps, session=session, chosen=chosen)
         first = max(0, len(line.rows) - _ROWS) if start is None else start
         rows = line.rows[first : first + _ROWS]
         logs = logs_of(store, key, _LINES + 1, level=level, before=before)[::-1]
         return {
             "run": summary,
+            **_times(store, summary),
             **_controls(store, access, summary, any(items.failed for items in maps)),
             "line": line,
             "rows": rows,
@@ -113,6 +165,15 @@ async def run(
     return await answer(request, access, "run.html", facts)
 
 
+def _times(store: CheckpointManager, run: RunSummary) -> dict[str, Any]:
+    """When a run began, and how long it took from then to its end: with several sessions, what was between them too."""
+    first = store.list(run.key, after=0, limit=1)
+    began = first[0].created_at if first else None
+    has_ended = run.status in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+    seconds = (run.updated_at - began).total_seconds() if began and has_ended else 0.0
+    return {"began": began, "took": duration(seconds) if seconds > 0 else ""}
+
+
 def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_failed_items: bool) -> dict[str, Any]:
     """What a run waits for, and what can be done with it."""
     key, may_write = run.key, access.caller.scope.includes(Scope.WRITE)
@@ -127,7 +188,7 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
         "can_resume": can_resume(run, has_failed_items=has_failed_items),
         "can_requeue": can_requeue(run, has_failed_items=has_failed_items),
         "signals": [wait.get("name", "") for wait in run.waiting if wait.get("for") == SIGNAL],
-        "asks": asked(store, key),
+        "asks": asked(store, pending_approvals(store, key)),
         "decisions": decided(store, key),
         "progress": run.progress,
         "command": f"kedge queue retry {run.queue} {key}" if run.queue else f"kedge runs resume {key}",
@@ -140,12 +201,6 @@ def _children(store: CheckpointManager, key: str) -> list[RunSummary]:
     return [
         child for child_key in children_of(store, key)[-_CHILDREN:] if (child := run_of(store, child_key)) is not None
     ]
-
-
-def linked(request: Request, changes: Mapping[str, object]) -> str:
-    """The address that is shown, with other parameters; None removes one."""
-    wanted = {**request.query_params, **changes}
-    return "?" + urlencode({name: value for name, value in wanted.items() if value is not None})
 
 
 def _tracebacks(store: CheckpointManager, rows: Sequence[Row]) -> dict[str, str]:
@@ -170,11 +225,12 @@ async def step(request: Request, access: Reader, key: str, path: Annotated[str, 
     """A step: what it was given, what it returned, and each of its attempts."""
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        histories = {show(entry): history for entry, history in steps_of(store, key).items()}
+        records = memory_of(request).runs.records(store, key)
+        histories = {show(entry): history for entry, history in records.steps.items()}
         history = histories.get(path)
         if history is None or not (history.results or history.failures):
             raise NotFound(f"run {key} has no step {path}", hint="the page of the run shows its steps")
-        records = sorted([*history.results, *history.failures], key=lambda record: record.seq, reverse=True)
+        tries = sorted([*history.results, *history.failures], key=lambda record: record.seq, reverse=True)
         result = history.results[-1] if history.results else None
         level, problem = None, ""
         if result is not None:
@@ -185,10 +241,10 @@ async def step(request: Request, access: Reader, key: str, path: Annotated[str, 
         return {
             "run": find_run(store, key),
             "path": path,
-            "explanation": next(entry for entry in explain(store, key) if entry.path == path),
-            "inputs": inputs_of(records[0], history.results[-2] if result and len(history.results) > 1 else None),
-            "attempts": [_attempt(store, record) for record in records[:_ATTEMPTS]],
-            "left_out": max(0, len(records) - _ATTEMPTS),
+            "explanation": next(entry for entry in records.explanations if entry.path == path),
+            "inputs": inputs_of(tries[0], history.results[-2] if result and len(history.results) > 1 else None),
+            "attempts": [_attempt(store, record) for record in tries[:_ATTEMPTS]],
+            "left_out": max(0, len(tries) - _ATTEMPTS),
             "c": result,
             "level": level,
             "problem": problem,
@@ -278,7 +334,8 @@ async def execution(request: Request, access: Reader, execution_id: str) -> Resp
         document = Workflows(store).get_execution(execution_id)
         data = as_json(document["global_data"]) if document["global_data"] else ""
         steps = [_execution_step(step) for step in document["checkpoints"]]
-        return {"execution": document, "steps": steps, "asks": asked(store, execution_id), "data": data}
+        asks = asked(store, pending_approvals(store, execution_id))
+        return {"execution": document, "steps": steps, "asks": asks, "data": data}
 
     return await answer(request, access, "execution.html", facts)
 
@@ -302,7 +359,13 @@ def _execution_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 @router.get("/approvals")
 async def approvals(request: Request, access: Reader) -> Response:
-    return await answer(request, access, "approvals.html", lambda store: {"asks": asked(store)})
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        roll = memory_of(request).roster(access.namespace).look(store)
+        pending = roll.approvals
+        left_out = max(0, len(pending) - _APPROVALS)
+        return {"asks": asked(store, pending[:_APPROVALS]), "left_out": left_out, "roll": roll}
+
+    return await answer(request, access, "approvals.html", facts)
 
 
 @router.post("/approvals")
@@ -314,9 +377,5 @@ async def decide_approval(
     decision: Annotated[str, Form(pattern="^(approve|deny)$")],
     comment: Annotated[str, Form(max_length=2000)] = "",
 ) -> Response:
-    def work(store: CheckpointManager) -> None:
-        decide(store, key, name, decision == "approve", actor=store.actor, comment=comment)
-        memory_of(request).forget_count(access.namespace)
-
-    await access.ask(work)
+    await access.ask(lambda store: decide(store, key, name, decision == "approve", actor=store.actor, comment=comment))
     return see(request, "/approvals", f"{name} of {key} is {'approved' if decision == 'approve' else 'denied'}.")

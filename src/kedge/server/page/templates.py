@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from fastapi import Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -145,10 +145,12 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "may_write": access is not None and access.caller.scope.includes(Scope.WRITE),
         "may_admin": access is not None and access.caller.scope.includes(Scope.ADMIN),
         "has_runner": access is not None and access.service.runner is not None,
-        "pending": memory_of(request).pending_count(access) if access is not None and is_whole else 0,
+        "pending": memory_of(request).pending_count(access) if access and is_whole and "roll" not in facts else 0,
         "notice": _notice(request) if is_whole else "",
         "seen": 0,  # the newest event that the page shows
     }
+    if "roll" in facts:
+        shared["pending"] = len(facts["roll"].approvals)
     text = _templates().get_template(name).render({**shared, **facts})
     response = HTMLResponse(text, status)
     if is_whole and NOTICE in request.cookies:
@@ -178,6 +180,13 @@ def see(request: Request, address: str, notice: str = "") -> Response:
     if notice:
         response.set_cookie(NOTICE, quote(notice[:400]), max_age=30, path=root or "/", httponly=True, samesite="strict")
     return response
+
+
+def linked(request: Request, changes: Mapping[str, object]) -> str:
+    """The address that is shown, with other parameters; None removes one."""
+    wanted = [(name, value) for name, value in request.query_params.multi_items() if name not in changes]
+    wanted += [(name, str(value)) for name, value in changes.items() if value is not None]
+    return "?" + urlencode(wanted)
 
 
 def _here(request: Request) -> str:
