@@ -210,3 +210,23 @@ def test_many_changes_come_in_parts_and_are_all_looked_through(
     assert keys == [f"key-{n:05d}" for n in range(200)]
     assert "key-02999" in client.get(f"{address}&only=02999").text
     assert "More changes" not in client.get(f"{address}&start=2900").text
+
+
+def test_charts_of_many_numbers_are_small_and_each_alone_has_more_points(
+    client: TestClient, store: kedge.CheckpointManager
+) -> None:
+    names = ("loss", "accuracy", "f1", "rate", "tokens")
+    saves = [
+        store.save_async(job, f"step {n}", n, metadata={name: n % 17 + len(name) for name in names})
+        for job in ("one", "two", "three")
+        for n in range(60)
+    ]
+    for saved in saves:
+        saved.result()
+    address = "/jobs/one/numbers?with=two&with=three"
+    shown = client.get(address).text
+    assert len(shown) <= 50_000
+    assert shown.count("<polyline") == 15
+    alone = client.get(f"{address}&metric=loss").text
+    assert len(alone) <= 50_000
+    assert alone.count('class="dot"') > shown.count('class="dot"') / 5 * 3

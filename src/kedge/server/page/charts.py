@@ -170,15 +170,25 @@ def cells(looks: Sequence[str], label: str) -> Markup:
     )
 
 
-Line = tuple[str, Sequence[tuple[int, float, str, str]]]  # name, and points: (x, y, title, address)
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A point of a line that leads somewhere."""
+
+    x: float
+    y: float
+    title: str
+    address: str
+
+
+Line = tuple[Sequence[tuple[float, float]], Sequence[Dot]]  # all points, and those of them that have dots
 
 
 def curves(lines: Sequence[Line], label: str) -> Markup:
-    """Lines over a common span; each point leads to its address. As wide as there is room."""
+    """Lines over a common span, with dots on them. As wide as there is room."""
     width, height, edge = 600.0, 150.0, 5.0
-    points = [point for _, some in lines for point in some]
-    left, right = min(point[0] for point in points), max(point[0] for point in points)
-    low, high = min(point[1] for point in points), max(point[1] for point in points)
+    points = [point for some, _ in lines for point in some]
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - left) / (right - left) if right > left else 0.5
@@ -186,15 +196,15 @@ def curves(lines: Sequence[Line], label: str) -> Markup:
         return edge + across * (width - 2 * edge), height - edge - up * (height - 2 * edge)
 
     inner = ""
-    for number, (_, some) in enumerate(lines):
-        places = [place(x, y) for x, y, _, _ in some]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    for number, (some, dots) in enumerate(lines):
+        line = " ".join("{:.0f},{:.1f}".format(*place(*point)) for point in some)
         inner += f'<g class="lane-{number}"><polyline class="line" points="{line}"/>'
-        for (x, y), (_, _, title, address) in zip(places, some, strict=True):
-            # Not in the order of the Tab key: there may be hundreds, and the extremes have links beside the drawing.
+        for dot in dots:
+            x, y = place(dot.x, dot.y)
+            # Not in the order of the Tab key: there may be many, and the extremes have links beside the drawing.
             inner += (
-                f'<a href="{escape(address)}" tabindex="-1"><circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">'
-                f"<title>{escape(title)}</title></circle></a>"
+                f'<a href="{escape(dot.address)}" tabindex="-1"><circle class="dot" cx="{x:.0f}" cy="{y:.1f}" r="3">'
+                f"<title>{escape(dot.title)}</title></circle></a>"
             )
         inner += "</g>"
     return _svg(width, height, label, inner, "curves")

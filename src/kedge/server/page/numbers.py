@@ -15,14 +15,15 @@ from starlette.responses import Response
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.terminal.plot import number
-from kedge.terminal.series import MOST_CHECKPOINTS, Point, Series, series_of
+from kedge.terminal.series import MOST_CHECKPOINTS, MOST_POINTS, Point, Series, series_of
 
-from .charts import curves
+from .charts import Dot, curves
 from .templates import PageRoute, Reader, answer, find_job
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 MOST_JOBS = 6  # in one chart
+_POINTS, _DOTS = 1600, 120  # on one page
 _MOST_CHARTS = 24
 
 JobNames = Annotated[list[Annotated[str, Query(max_length=128)]], Query(alias="with", max_length=MOST_JOBS - 1)]
@@ -67,9 +68,9 @@ async def numbers(
         by_job = [_series(store, name) for name in names]
         metrics = sorted({name for known in by_job for name in known})
         chosen = [name for name in metrics if not metric or name == metric]
-        charts = [
-            _chart(root, name, [known[name] for known in by_job if name in known]) for name in chosen[:_MOST_CHARTS]
-        ]
+        wanted = [(name, [known[name] for known in by_job if name in known]) for name in chosen[:_MOST_CHARTS]]
+        lines = sum(len(some) for _, some in wanted) or 1
+        charts = [_chart(root, name, some, lines) for name, some in wanted]
         return {
             "job": job,
             "jobs": names,
@@ -94,12 +95,20 @@ def _series(store: CheckpointManager, job: str) -> dict[str, Series]:
         return {}
 
 
-def _chart(root: str, metric: str, series: Sequence[Series]) -> Chart:
+def _chart(root: str, metric: str, series: Sequence[Series], lines: int) -> Chart:
+    """One of the charts of a page with so many lines: the more there are, the fewer points each of them has."""
     points = [point for line in series for point in line.points]
     values, seqs = [point.value for point in points], [point.seq for point in points]
-    lines = [(line.job, [(p.seq, p.value, _title(line, p), _link(root, p)) for p in line.thinned()]) for line in series]
+    points_each, dots_each = (max(least, most // lines) for least, most in ((24, _POINTS), (4, _DOTS)))
+    drawn = [
+        (
+            [(point.seq, point.value) for point in line.thinned(min(points_each, MOST_POINTS))],
+            [Dot(point.seq, point.value, _title(line, point), _link(root, point)) for point in line.thinned(dots_each)],
+        )
+        for line in series
+    ]
     facts = [Facts(line.job, line.best("min"), line.best("max"), line.points[-1]) for line in series]
-    drawing = curves(lines, f"{metric} over {len(points):,} checkpoints")
+    drawing = curves(drawn, f"{metric} over {len(points):,} checkpoints")
     return Chart(metric, drawing, number(min(values)), number(max(values)), min(seqs), max(seqs), facts)
 
 
