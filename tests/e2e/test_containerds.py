@@ -1,5 +1,8 @@
-"""The essential tests of the shim and of pods again, below containerd 1.7; `./dev torture shim` runs all, and 2 too."""
+"""The essential tests of the shim and of pods again, below containerd 1.7; `./dev torture shim` runs all, and 2 too.
+And what 2 does with a pod whose shim is killed."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +15,20 @@ from tests.e2e.test_shim import test_stopped_in_one_container_and_going_on_in_an
 from tests.e2e.test_shim import test_who_did_not_opt_in as who_did_not_opt_in
 from tests.e2e.test_shim_alike import options_for_runc
 from tests.engine import IMAGE, Containerd, containerd
-from tests.lab import lab
+from tests.lab import PYTHON, lab
+from tests.waiting import wait_for
 
 VERSION = "1.7"
+# Counts on when its files are gone with its container.
+LASTING = """
+import time
+log = open("/work/log", "a", buffering=1)
+n = 0
+while True:
+    n += 1
+    log.write(f"{n}\\n")
+    time.sleep(0.002)  # sleep: the pace of the counter
+"""
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", f"containerd-{VERSION}")]
 
 
@@ -35,3 +49,34 @@ def test_pods(tmp_path: Path) -> None:
     with lab(tmp_path) as made, containerd(made, version=VERSION, pods=True) as engine:
         pod_goes_on(engine, Cri(engine.home / "socket", IMAGE))
         options_for_runc(engine)
+
+
+@pytest.mark.requires("cc", "containerd-2")
+def test_a_pod_goes_on_when_its_shim_was_killed(tmp_path: Path) -> None:
+    """containerd 2 calls its container exited and forgets it, while its processes run on."""
+    wishes = {"KEDGE_CHECKPOINT": "1", "KEDGE_WORKLOAD": "train", "KEDGE_POLICY": "fail"}
+    with lab(tmp_path) as made, containerd(made, version="2", pods=True) as engine:
+        cri = Cri(engine.home / "socket", IMAGE)
+        first = cri.run_pod("first")
+        counter = cri.start(first, "counter", (PYTHON, "-c", LASTING), wishes)
+        engine.wait_beyond(counter, 5)
+        cri.stop(counter)
+        reached = engine.count(counter)
+        cri.remove_pod(first)
+
+        second = cri.run_pod("second")
+        counter = cri.start(second, "counter", (PYTHON, "-c", LASTING), wishes)
+        engine.wait_beyond(counter, reached)
+        pid = engine.pid(counter)
+        (shim,) = engine.shims()
+        os.kill(shim, signal.SIGKILL)
+        wait_for(lambda: cri.state(counter)[0] == "exited", "its end is not noticed")
+        cri.remove_pod(second)
+        assert Path(f"/proc/{pid}").exists()  # else containerd ends it by now, and this test is not needed
+
+        third = cri.run_pod("third")
+        counter = cri.start(third, "counter", (PYTHON, "-c", LASTING), wishes)
+        assert not Path(f"/proc/{pid}").exists()
+        engine.wait_beyond(counter, reached)
+        cri.remove_pod(third)
+        engine.wait_shimless()

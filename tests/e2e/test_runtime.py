@@ -650,7 +650,7 @@ def test_under_containerd(engine: Engine) -> None:
 @criu
 @pytest.mark.requires("podman")
 def test_under_podman(engine: Engine) -> None:
-    """podman stops a container; another one of the same workload goes on from there."""
+    """podman stops, starts and restarts a container; another one of the same workload goes on from there."""
     bundle = engine.bundle("one")
     home = engine.lab.root / "podman"
     home.mkdir()
@@ -678,12 +678,18 @@ def test_under_podman(engine: Engine) -> None:
         run("first")
         engine.lab.wait_beyond("one", 5)
         podman("stop", "--time", "100", "first")
+        reached = engine.lab.count("one")
+        podman("start", "first")
+        reached = engine.lab.wait_beyond("one", reached)
+        podman("restart", "--time", "100", "first")
+        engine.lab.wait_beyond("one", reached)
+        podman("stop", "--time", "100", "first")
         podman("rm", "first")
         reached = engine.lab.count("one")
         run("second")
         engine.lab.wait_beyond("one", reached)
         with kedge.open(engine.lab.store, namespace="containers") as store:
-            assert len(store.list("container:counter")) == 1
+            assert len(store.list("container:counter")) == 3
     finally:
         podman("rm", "--force", "--all", check=False)
         wait_for(lambda: removed(run_root), "podman still writes below its run root")

@@ -264,17 +264,18 @@ def guard_command(session: Session, every_s: float, once: bool) -> None:
     """Renew the claims of what runs on this node.
 
     Runs until SIGTERM. Run one on each node. While it runs, no other node takes over these containers. If the node
-    dies, its claims expire after five minutes. Containers that their engine created and never started are removed.
+    dies, its claims expire after five minutes. Containers that their engine created and never started,
+    or forgot, are removed.
     """
+    from kedge.containers.runtime.abandoned import Abandoned
     from kedge.containers.runtime.claims import renew_here
-    from kedge.containers.runtime.unstarted import Unstarted
 
-    unstarted = Unstarted()
+    seen = Abandoned()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with Stores(session):
         while True:
-            failed = renew_here(unstarted)
+            failed = renew_here(seen)
             if failed and session.as_json:
                 emit({"failed": [{"job": job, "reason": why} for job, why in failed]}, indent=None)
             for job, why in () if session.as_json else failed:

@@ -9,9 +9,9 @@ nobody alive has.
 
 Who comes while the one before is on its way out waits for that (`LEAVING_S`): while that is checkpointed for good, so
 as to be restored from there, or while its engine removes it because its shim is gone. If it takes longer, `create`
-fails. One that was created and is not started is waited for too, and removed if it stays so (`unstarted`). In a
-cluster a pod is replaced as soon as it is to go, which its runtime learns later, after its preStop hook. So
-who would begin anew beside one that lives waits a while (`UNDECIDED_S`) for that one to be told.
+fails. One that its engine neither starts nor removes is removed after a while (`abandoned`). In a cluster a pod is
+replaced as soon as it is to go, which its runtime learns later, after its preStop hook. So who would begin anew beside
+one that lives waits a while (`UNDECIDED_S`) for that one to be told.
 
 A claim is given back when the container has ended. If its machine is gone with it, the claim runs out after
 KEDGE_CLAIM_S. On one machine nobody waits for that, and nobody alive loses a claim: the runtime is asked. Across
@@ -21,31 +21,28 @@ lost it is still checkpointed, under a number of its own.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kedge.containers import snapshot
 from kedge.containers.attempts import is_busy
-from kedge.containers.engine import runc
 from kedge.containers.pids import read_text, stat_of
-from kedge.containers.programs import find_program
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, StorageError, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Lease
 from kedge.store.lease import is_holder_gone, started
 
-from . import marks
+from . import abandoned, marks
+from .abandoned import Abandoned
 from .bounds import keep_within
+from .container import engine_of, state_of
 from .marks import Mark
-from .unstarted import Unstarted
 
 CLAIM_S = 300.0
 LEAVING_S = 30.0
@@ -70,12 +67,12 @@ def take(
     that have no checkpoints; `wait_s`: so long for who is on its way out, then Conflict; `undecided_s`: so long for who
     lives to be told to go, before one without checkpoints is taken beside it."""
     search = _Search(manager, key, Path(root, identity), only_first, only_empty, wait_s > 0, undecided_s > 0)
-    unstarted = Unstarted()
+    seen = Abandoned()
     undecided_until = time.monotonic() + undecided_s
     until = undecided_until + wait_s
     while True:
         alive = list(_alive_here(key, search.container))
-        reason = _reason_to_wait(alive, unstarted) if search.is_patient else ""
+        reason = _reason_to_wait(alive, seen) if search.is_patient else ""
         if not reason and (claim := search.look(alive, is_undecided=time.monotonic() < undecided_until)) is not None:
             return claim
         if time.monotonic() > until:
@@ -84,13 +81,12 @@ def take(
         time.sleep(0.1)
 
 
-def _reason_to_wait(alive: Sequence[_Alive], unstarted: Unstarted) -> str:
-    """One of these was created and is not started: its engine may be about to do that. Else it is abandoned, and
-    removed."""
+def _reason_to_wait(alive: Sequence[_Alive], seen: Abandoned) -> str:
+    """One of these is not started, or has lost its shim: its engine may be about to see to that. Else it is removed."""
     for other in alive:
-        if other.is_unstarted:
-            failure = unstarted.remove_abandoned(other.container)
-            return f"has container {other.container.name}, which was created and is not started{failure}"
+        if other.abandoned:
+            failure = seen.remove(other.container)
+            return f"has container {other.container.name}, which {other.abandoned}{failure}"
     return ""
 
 
@@ -222,16 +218,16 @@ def key_of(claim: Lease) -> str:
     return claim.job.partition(":")[2]
 
 
-def renew_here(unstarted: Unstarted) -> list[tuple[str, str]]:
-    """Renew the claims of all that live on this machine, and remove those that were never started; (job, why not) of
-    those where that failed."""
+def renew_here(seen: Abandoned) -> list[tuple[str, str]]:
+    """Renew the claims of all that live on this machine, and remove those that are abandoned; (job, why not) of those
+    where that failed."""
     stores: dict[tuple[tuple[str, str], ...], list[Lease]] = {}
     failed = []
     for container, mark in marked():
-        if not (state := _state(container)):
+        if not (state := state_of(container)):
             continue
-        if _is_unstarted(mark, state):
-            failed += [(snapshot.job_of("container", mark.key), why)] if (why := _remove(container, unstarted)) else []
+        if abandoned.reason(container, mark, state):
+            failed += [(snapshot.job_of("container", mark.key), why)] if (why := _remove(container, seen)) else []
         elif mark.claim is not None:
             stores.setdefault(tuple(sorted(mark.environment.items())), []).append(mark.claim)
     for environment, held in stores.items():
@@ -243,9 +239,9 @@ def renew_here(unstarted: Unstarted) -> list[tuple[str, str]]:
     return failed
 
 
-def _remove(container: Path, unstarted: Unstarted) -> str:
+def _remove(container: Path, seen: Abandoned) -> str:
     try:
-        return unstarted.remove_abandoned(container)
+        return seen.remove(container)
     except CheckpointError as error:
         return str(error)
 
@@ -260,12 +256,13 @@ def _renew(manager: CheckpointManager, claim: Lease) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Alive:
-    """Another living container. `job`: what it has claimed, also where that has run out; "": nothing yet."""
+    """Another living container. `job`: what it has claimed, also where that has run out; "": nothing yet.
+    `abandoned`: what is wrong with it if it may be."""
 
     container: Path
     job: str
     is_leaving: bool
-    is_unstarted: bool
+    abandoned: str
 
 
 def _alive_here(key: str, besides: Path) -> Iterator[_Alive]:
@@ -273,20 +270,16 @@ def _alive_here(key: str, besides: Path) -> Iterator[_Alive]:
     for container, mark in marked():
         if mark.key.partition("@")[0] != key or container == besides:
             continue
-        if state := _state(container):
+        if state := state_of(container):
             is_ending = bool(mark.ending) and is_busy(str(container.parent), container.name)
             is_leaving = is_ending or marks.is_leaving(container) or _has_lost_its_shim(container, state.get("pid"))
             job = "" if mark.claim is None else mark.claim.job
-            yield _Alive(container, job, is_leaving, _is_unstarted(mark, state))
-
-
-def _is_unstarted(mark: Mark, state: Mapping[str, Any]) -> bool:
-    return state.get("status") == "created" or (mark.awaits_start and state.get("status") == "paused")
+            yield _Alive(container, job, is_leaving, abandoned.reason(container, mark, state))
 
 
 def _has_lost_its_shim(container: Path, pid: object) -> bool:
     """containerd, and so Docker, removes a container whose shim is gone: that was the parent of its first process."""
-    if not container.is_relative_to("/run/containerd") and not container.is_relative_to("/run/docker"):
+    if engine_of(str(container.parent)) == "runc":
         return False
     fields = stat_of(str(pid))
     return bool(fields) and _line(f"/proc/{fields[1]}/comm") != "containerd-shim"
@@ -317,19 +310,11 @@ def _is_gone(holder: str) -> bool:
     if boot != _line("/proc/sys/kernel/random/boot_id"):
         return bool(machine)  # this machine has been started again since
     is_being_created = str(started(int(pid))) == began
-    return not is_being_created and not _state(Path(root, identity))
+    return not is_being_created and not state_of(Path(root, identity))
 
 
 def is_alive(container: Path) -> bool:
-    return bool(_state(container))
-
-
-def _state(container: Path) -> dict[str, Any]:
-    """What its runtime says of a container that lives; nothing of others."""
-    program = os.environ.get("KEDGE_RUNC") or find_program("runc")
-    done = runc.run(program, str(container.parent), "state", container.name)
-    state: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-    return {} if state.get("status") == "stopped" else state
+    return bool(state_of(container))
 
 
 def _line(path: str) -> str:

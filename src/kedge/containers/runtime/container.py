@@ -8,7 +8,8 @@ import subprocess
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from . import marks
 from .marks import Mark
@@ -108,3 +109,14 @@ def engine_of(root: str) -> str:
     if root.startswith("/run/containerd"):
         return "containerd"
     return "docker" if root.startswith("/run/docker") else "runc"
+
+
+def state_of(container: Path) -> dict[str, Any]:
+    """What runc says of a container that lives, given as `root/identity`; nothing of others."""
+    from kedge.containers.engine import runc  # start time
+    from kedge.containers.programs import find_program
+
+    program = os.environ.get("KEDGE_RUNC") or find_program("runc")
+    done = runc.run(program, str(container.parent), "state", container.name)
+    state: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return {} if state.get("status") == "stopped" else state

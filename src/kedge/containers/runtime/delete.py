@@ -50,7 +50,7 @@ def remove(container: CalledContainer) -> CompletedProcess[str]:
 
 def _runc_delete(container: CalledContainer, mark: Mark | None) -> CompletedProcess[str]:
     """runc deletes what was created and not started, but calls ours paused."""
-    if mark is not None and mark.awaits_start:
+    if (mark is not None and mark.awaits_start) or container.call.is_set("force"):
         return container.remove()
     return container.runc(*container.call.argv)
 

@@ -1,4 +1,4 @@
-"""A container that its engine created and never starts: others of its workload wait for it a while, then it goes."""
+"""A container that its engine neither starts nor removes: others of its workload wait for it a while, then it goes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,20 +9,23 @@ import pytest
 
 import kedge
 from kedge.containers import attempts
-from kedge.containers.runtime import arguments, claims, delete, marks, start, unstarted
+from kedge.containers.runtime import abandoned, arguments, claims, delete, marks, start
+from kedge.containers.runtime.abandoned import Abandoned
 from kedge.containers.runtime.container import CalledContainer
 from kedge.containers.runtime.marks import Mark
 from kedge.containers.runtime.opt_in import Wish
-from kedge.containers.runtime.unstarted import Unstarted
 
-ROOT = "/run/runc"
-# As runc does: it deletes what is created, but not what is paused, unless it is forced to.
+ROOT = "/run/containerd/runc/k8s.io"
+PID = 4242
+# As an older runc does: it deletes what is created, and by force what runs, but never what is paused.
 RUNC = """#!/bin/sh
 cd {folder} || exit
 case "$*" in
   *state*) [ -e status ] && cat status ;;
-  *resume*) echo '{{"status": "running"}}' > status ;;
-  *delete*--force*) [ ! -e stubborn ] && rm -f status || {{ echo "still there" >&2; exit 1; }} ;;
+  *resume*) echo '{{"status": "running", "pid": 4242}}' > status ;;
+  *delete*--force*)
+    if [ -e stubborn ] || grep -qs paused status; then echo "still there" >&2; exit 1; fi
+    rm -f status ;;
   *delete*) grep -q created status && [ ! -e stubborn ] && rm status || {{ echo "not stopped" >&2; exit 1; }} ;;
 esac
 """
@@ -38,7 +41,7 @@ class Machine:
         (folder / "runc").chmod(0o755)
 
     def create(self, status: str) -> None:
-        """restored or created, and claimed."""
+        """restored, created or running, and claimed."""
         claim = claims.take(self.store, "k", ROOT, "a")
         restored = "k_1_00000000" if status == "restored" else None
         mark = Mark(Wish("k", "latest"), environment=self._environment, claim=claim, restored=restored)
@@ -46,7 +49,7 @@ class Machine:
         self.is_now("paused" if restored else status)
 
     def is_now(self, status: str) -> None:
-        (self.folder / "status").write_text(json.dumps({"status": status}))
+        (self.folder / "status").write_text(json.dumps({"status": status, "pid": PID}))
 
     def start(self) -> None:
         self.is_now("running")
@@ -61,6 +64,10 @@ class Machine:
     @property
     def has_container(self) -> bool:
         return (self.folder / "status").exists()
+
+    @property
+    def status(self) -> str:
+        return str(json.loads((self.folder / "status").read_text())["status"])
 
     def take(self, wait_s: float = 60) -> str:
         """The key that another container of the workload gets."""
@@ -77,8 +84,14 @@ def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machin
         yield Machine(tmp_path, store, place)
 
 
+def is_child_of(monkeypatch: pytest.MonkeyPatch, parent: str) -> None:
+    """The first process of the container, from now on."""
+    for module in (abandoned, claims):
+        monkeypatch.setattr(module, "stat_of", lambda pid: ["S", parent] if pid == str(PID) else [])
+
+
 def after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unstarted, "ABANDONED_S", 0.0)
+    monkeypatch.setattr(abandoned, "ABANDONED_S", 0.0)
 
 
 @pytest.mark.parametrize("status", ["restored", "created"])
@@ -109,21 +122,21 @@ def test_started_at_the_last_moment(machine: Machine, monkeypatch: pytest.Monkey
     machine.create("restored")
     machine.start()
     after_a_while(monkeypatch)
-    assert Unstarted().remove_abandoned(Path(ROOT, "a")) == ""
+    assert Abandoned().remove(Path(ROOT, "a")) == ""
     assert machine.has_container
 
 
-@pytest.mark.parametrize("what", [start.start, lambda _: Unstarted().remove_abandoned(Path(ROOT, "a"))])
+@pytest.mark.parametrize("what", [start.start, lambda _: Abandoned().remove(Path(ROOT, "a"))])
 def test_starting_and_removing_exclude_each_other(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, what: Callable[[CalledContainer], object]
 ) -> None:
     machine.create("restored")
     after_a_while(monkeypatch)
-    for module in (start, unstarted):
+    for module in (start, abandoned):
         monkeypatch.setattr(module, "ORPHAN_S", 0.0)
     with attempts.only_one(ROOT, "a"), pytest.raises(kedge.Conflict, match="somebody else"):
         what(machine.call("start"))
-    assert json.loads((machine.folder / "status").read_text()) == {"status": "paused"}
+    assert machine.status == "paused"
 
 
 def test_one_that_cannot_be_removed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +158,7 @@ def test_its_engine_deletes_it(machine: Machine) -> None:
 def test_the_guard_of_a_node_removes_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its claim is not renewed: the workload may be wanted on another node."""
     machine.create("restored")
-    seen = Unstarted()
+    seen = Abandoned()
     assert claims.renew_here(seen) == []
     assert machine.has_container
     after_a_while(monkeypatch)
@@ -156,3 +169,58 @@ def test_the_guard_of_a_node_removes_it(machine: Machine, monkeypatch: pytest.Mo
     assert claims.renew_here(seen) == []
     assert not machine.has_container
     assert machine.take() == "k"
+
+
+def test_one_whose_shim_was_killed_gives_its_place(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """containerd 2 forgets the containers of a pod whose shim is killed, and their processes run on."""
+    machine.create("running")
+    is_child_of(monkeypatch, "1")
+    with pytest.raises(kedge.Conflict, match="workload k has container a, which has lost its shim"):
+        machine.take(wait_s=0.001)
+    assert machine.has_container
+    after_a_while(monkeypatch)
+    assert machine.take() == "k"
+    assert not machine.has_container
+    assert marks.marks() == []
+
+
+def test_the_guard_removes_one_whose_shim_was_killed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.create("running")
+    is_child_of(monkeypatch, "1")
+    seen = Abandoned()
+    assert claims.renew_here(seen) == []
+    assert machine.has_container
+    after_a_while(monkeypatch)
+    assert claims.renew_here(seen) == []
+    assert not machine.has_container
+
+
+def test_one_that_a_killed_dump_left_frozen_loses_its_shim(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every runc ends a paused container, even by force."""
+    machine.create("running")
+    machine.is_now("paused")
+    is_child_of(monkeypatch, "1")
+    after_a_while(monkeypatch)
+    assert machine.take() == "k"
+    assert not machine.has_container
+
+
+def test_one_whose_parent_is_not_init_is_left_alone(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is restored, runc is the parent of its first process."""
+    machine.create("running")
+    is_child_of(monkeypatch, "17")
+    after_a_while(monkeypatch)
+    with pytest.raises(kedge.Conflict, match="workload k is still being checkpointed or removed"):
+        machine.take(wait_s=0.001)
+    assert claims.renew_here(Abandoned()) == []
+    assert machine.status == "running"
+
+
+def test_one_of_another_engine_is_not_asked_for_its_shim(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """podman and CRI-O have none, and `runc run --detach` leaves its containers to init."""
+    mark = Mark(Wish("k", "latest"))
+    is_child_of(monkeypatch, "1")
+    for root in ("/run/runc", "/run/crio", "/run/user/0/crun"):
+        assert not abandoned.reason(Path(root, "a"), mark, {"status": "running", "pid": PID})
+    for root in (ROOT, "/run/docker/runtime-runc/moby"):
+        assert abandoned.reason(Path(root, "a"), mark, {"status": "running", "pid": PID})
