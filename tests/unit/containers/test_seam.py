@@ -1,5 +1,8 @@
 """The seam of a dump: a socket in the attempt's own folder, so that no killed one leaves anything elsewhere."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,24 @@ import pytest
 from kedge.containers.attempts import Attempt, attempt
 from kedge.containers.criu import relay
 from kedge.containers.criu.command import seam
+from tests.waiting import wait_for
+
+# Like CRIU, which has children while it finds out what the kernel can do: they inherit what it has open.
+CRIU = """#!{python}
+import os, pathlib, socket, sys, time
+asking = socket.socket(fileno=int(sys.argv[2]))
+asking.recv(1 << 20)
+child = os.fork()
+if child == 0:
+    while True:
+        time.sleep(1)  # sleep: until it is killed
+new = pathlib.Path({folder!r}, "new")
+new.write_text(f"{{os.getpid()}} {{child}}")
+new.rename(new.with_name("pids"))
+time.sleep(1000)  # sleep: until it is killed
+"""
+# criu_req {type: DUMP, opts {leave_running: true}}
+DUMP_REQUEST = bytes([1 << 3, relay.DUMP, 2 << 3 | 2, 2, 3 << 3, 1])
 
 
 def test_a_folder_with_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +48,33 @@ def test_a_folder_with_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def ask(under_way: Attempt) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-IS", relay.__file__, "--ask", str(under_way.bin)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def test_a_killed_criu_leaves_nobody_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its children hold its socket and the locks of the attempt: who waits for those would wait for good."""
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
+    criu = tmp_path / "criu"
+    criu.write_text(CRIU.format(python=sys.executable, folder=str(tmp_path)))
+    criu.chmod(0o700)
+    runtime, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with attempt("checkpoint", "one") as under_way, seam(under_way), runtime:
+        command = [sys.executable, "-IS", relay.__file__, str(criu), str(under_way.bin), "5", "leave", "swrk"]
+        held = (near.fileno(), *under_way.held)
+        relaying = subprocess.Popen([*command, str(near.fileno())], stdin=subprocess.DEVNULL, pass_fds=held)
+        near.close()
+        runtime.send(DUMP_REQUEST)
+        pids = wait_for(lambda: read(tmp_path / "pids"), "CRIU does not start")
+        criu_pid, child = map(int, pids.split())
+        os.kill(criu_pid, signal.SIGKILL)
+        assert relaying.wait(60) == 256 - signal.SIGKILL
+        wait_for(lambda: not is_running(child), "a child of CRIU is left")
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def is_running(pid: int) -> bool:
+    """Not a process that has ended and waits for its parent."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -91,11 +91,12 @@ def relay(real: str, runtime: socket.socket, kedge: socket.socket, timeout_s: in
     lend_directories(runtime)
     request = with_our_options(runtime.recv(MESSAGE_BYTES), timeout_s, ends=ends)
     # Python ignores SIGXFSZ, and so must CRIU, whom it would end when it may write no more: it inherits that
-    criu = os.posix_spawn(real, [real, "swrk", str(near)], os.environ)
+    criu = os.posix_spawn(real, [real, "swrk", str(near)], os.environ, setpgroup=0)
+    ended = os.pidfd_open(criu)
     os.close(near)
     far.send(request)
     is_decided = False
-    while message := next_message(far, None if is_decided else kedge, criu):
+    while message := next_message(far, None if is_decided else kedge, criu, ended):
         if is_post_dump(message[0]):
             is_decided = True
             if not may_go_on(kedge):
@@ -105,20 +106,36 @@ def relay(real: str, runtime: socket.socket, kedge: socket.socket, timeout_s: in
         if number_field(message[0], 1) != NOTIFY:
             break
         forward(runtime, far)
-    runtime.close()
     far.close()
+    code = end(criu)
+    runtime.close()
+    return code
+
+
+def end(criu: int) -> int:
+    """Wait for CRIU; its exit status. Killed, it leaves its children, which have the locks of the attempt and never
+    end. All are in its process group, which nobody else can have as long as it is not waited for."""
+    how = os.waitid(os.P_PID, criu, os.WEXITED | os.WNOWAIT)
+    if how is not None and how.si_code != os.CLD_EXITED:
+        os.killpg(criu, 9)
     return os.waitstatus_to_exitcode(os.waitpid(criu, 0)[1])
 
 
-def next_message(criu: socket.socket, kedge: socket.socket | None, pid: int) -> tuple[bytes, list[int]] | None:
-    """What CRIU says next. When Kedge, if it has still a say, gives up meanwhile or is gone, CRIU writes no more."""
-    if kedge is not None:
-        import resource
-        import select
+def next_message(
+    criu: socket.socket, kedge: socket.socket | None, pid: int, ended: int
+) -> tuple[bytes, list[int]] | None:
+    """What CRIU says next; None when it has ended: killed, it may leave children that have its socket too. When Kedge,
+    if it has still a say, gives up meanwhile or is gone, CRIU writes no more."""
+    import select
 
-        ready, _, _ = select.select([criu, kedge], [], [])
-        if criu not in ready:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+    while criu not in (ready := select.select([criu, ended, *(() if kedge is None else (kedge,))], [], [])[0]):
+        if ended in ready:
+            said_before = select.select([criu], [], [], 0)[0]
+            return forward(criu, None) if said_before else None
+        import resource
+
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+        kedge = None
     return forward(criu, None)
 
 
