@@ -28,6 +28,8 @@ from tests.waiting import wait_for
 KILLS = 20
 JOB = "container:default+torture"
 _TRIES = 5  # a kubelet starts a container again as often as it takes
+_ANSWER_S = 90
+_GRACE_S = 40  # containerd 2 sends no second SIGTERM after a stop that failed, only SIGKILL when this is over
 VICTIMS: dict[str, Callable[[list[bytes]], bool]] = {
     "kedge-runc": lambda words: b"kedge.containers.runtime.calls" in words,
     "runc": lambda words: words[0].endswith(b"/runc"),
@@ -74,7 +76,7 @@ class _Pods:
 
     def __init__(self, engine: Containerd, draw: random.Random) -> None:
         self._engine, self._draw = engine, draw
-        self._cri = Cri(engine.home / "socket", IMAGE, answer_s=90)
+        self._cri = Cri(engine.home / "socket", IMAGE, answer_s=_ANSWER_S)
         self._volumes = Volumes(engine)
         self._pod = self._container = ""
         self._volume = Path()
@@ -90,11 +92,11 @@ class _Pods:
         """Until it is gone: checkpointed, or ended with its shim."""
         self._wait_beyond(self._count() + 5)
         before = self.generations()
-        self._while_killing(victim, lambda: self._cri.stop(self._container))
+        self._while_killing(victim, lambda: self._cri.stop(self._container, _GRACE_S))
         if self._state() == "running":
             self.ran_on += 1
             self._wait_beyond(self._count())
-            self._answered(lambda: self._cri.stop(self._container))
+            self._answered(lambda: self._cri.stop(self._container, _GRACE_S))
         if self.generations() > before:
             self._saved = self._count()
         self._answered(lambda: self._cri.remove_pod(self._pod))
