@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 # Everything inside these is one, whatever it is called.
 _CARRIERS = {
@@ -26,6 +27,7 @@ def is_credential(name: str) -> bool:
     return plain_name(name).endswith(_ENDINGS)
 
 
+@lru_cache(256)  # names of parameters, mostly: the same ones at every step
 def has_credentials(name: str) -> bool:
     """Whether what has this name is a credential, or holds some."""
     return plain_name(name) in _CARRIERS or is_credential(name)

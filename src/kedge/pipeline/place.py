@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import ormsgpack
 from blake3 import blake3
@@ -87,6 +88,41 @@ def attempted(*work: str | bytes) -> Iterator[None]:
         yield
     finally:
         _work.reset(token)
+
+
+class Attempted:
+    """`with Attempted(…)`: around an attempt of a step, at its place and in its span.
+
+    A class, because a small step passes several of these, and those of contextlib take much longer.
+    """
+
+    __slots__ = ("_place", "_span", "_tokens", "_work")
+
+    def __init__(self, place: Place, work: Work, span: AbstractContextManager[Any]) -> None:
+        self._place = place
+        self._work = work
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._tokens = _here.set(self._place), _work.set(self._work)
+        try:
+            self._span.__enter__()
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            return self._span.__exit__(kind, error, trace)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        here, work = self._tokens
+        _work.reset(work)
+        _here.reset(here)
 
 
 def idempotency_key(part: str = "") -> str:

@@ -66,6 +66,7 @@ class Session:
         self.queue = queue
         self.parent = parent
         self.number = 1
+        self.is_new = False  # nothing was saved for the run before this session
         self.is_imported = False  # some of the run's steps were done by an older system
         self.is_open = True
         self.signals = Signals(grace_s)
@@ -93,6 +94,7 @@ class Session:
         """The newest status record of the sessions before this one; what it says is taken over."""
         job = self.store.store.job(self.key)
         if job is None or not job.checkpoints:
+            self.is_new = True
             if not self.queue:  # what nobody submitted cannot be cancelled before it has a record
                 self._inbox_at = time.monotonic() + INBOX_EVERY_S
             return None

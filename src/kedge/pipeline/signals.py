@@ -11,10 +11,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
+
+from kedge.blobs.shelter import is_exposed
 
 EXIT_PAUSED = 75  # EX_TEMPFAIL: run it again
 _ARRIVES_WITHIN_S = 5.0  # unless the main thread blocks the signal
@@ -29,6 +30,24 @@ class Paused(SystemExit):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class _InStep:
+    """A class, for the reason that `place.Attempted` is one."""
+
+    __slots__ = ("_signals",)
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+
+    def __enter__(self) -> None:
+        self._signals.steps += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.steps -= 1
+
+
+_ELSEWHERE = nullcontext()
 
 
 class Signals:
@@ -89,17 +108,9 @@ class Signals:
                 self._interruption, self._is_sent = reason, True
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-    @contextmanager
-    def in_step(self) -> Iterator[None]:
+    def in_step(self) -> _InStep | nullcontext[None]:
         """Around the attempt of a step, in any thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        self.steps += 1
-        try:
-            yield
-        finally:
-            self.steps -= 1
+        return _InStep(self) if is_exposed() else _ELSEWHERE
 
     def must_wait(self) -> bool:
         return self.is_held and not self.stopping

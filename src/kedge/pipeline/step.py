@@ -10,8 +10,7 @@ import inspect
 import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +22,7 @@ from .attempt import TIMEOUT_IN, await_within, call_in_thread
 from .failure import Failure, one_line
 from .kept import FINAL
 from .keys import Path, arguments, digest_of, imported_tag, preview, show, step_key
-from .place import Place, attempted, carry
+from .place import Attempted, Place, carry
 from .retry import Retry, parse_retries, parse_timeout
 from .session import Session
 from .telemetry import step_span
@@ -119,6 +118,9 @@ class Steps:
         self._lock = threading.Lock()
         self._claimed: set[Path] = set()
         self._ahead: dict[str, tuple[Checkpoint, Callable[[], object]]] = {}
+        # Of a run that began here: the keys under which anything is saved. Nobody else saves while we hold its lease
+        # (I5): a save of ours is refused if anybody has. Else None, and the store is asked.
+        self._saved_here: set[str] | None = set() if session.is_new else None
 
     def run(self, place: Place, call: Call) -> Any:
         """The result of a step; durable when this returns."""
@@ -249,6 +251,8 @@ class Steps:
         store = self._session.store
         if (ahead := self._ahead.pop(key, None)) is not None:
             return ahead[1]()
+        if self._saved_here is not None and key not in self._saved_here:
+            return None
         if (saved := store.load_by_key(self._session.key, key)) is None:
             return None
         checkpoint, state = saved
@@ -268,11 +272,9 @@ class Steps:
 
     # One attempt
 
-    @contextmanager
-    def _attempting(self, step: Step, number: int) -> Iterator[None]:
+    def _attempting(self, step: Step, number: int) -> Attempted:
         session = self._session
-        with step.place.entered(), attempted(session.identity, step.key), step_span(session, step.path, number):
-            yield
+        return Attempted(step.place, (session.identity, step.key), step_span(session, step.path, number))
 
     def _attempt(self, step: Step) -> Any:
         if step.shared is None:
@@ -344,6 +346,8 @@ class Steps:
             }
             if bill := session.account.bill(step.path):
                 metadata["llm"] = bill.to_json()
+            if self._saved_here is not None:
+                self._saved_here.add(step.key)  # before: a save that fails may have been committed
             try:
                 tags = None if step.call.tags is None else step.call.tags(result)
                 session.save(step.path, {"result": result}, step.place.level, metadata, step.key, tags)

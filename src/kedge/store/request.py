@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_METADATA_BYTES = 64 * 1024
 
+_ONLY_STR = frozenset({str})
 _to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -150,7 +151,7 @@ def _metadata_json(metadata: Mapping[str, object]) -> str:
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise Validation(f"metadata is not plain JSON: {error}", hint="put it into the state instead") from error
-    if not all(isinstance(key, str) for key in metadata):
+    if not _ONLY_STR.issuperset(map(type, metadata)) and not all(isinstance(key, str) for key in metadata):
         raise Validation("metadata has a key that is not text", hint="use text keys")
     if size > MAX_METADATA_BYTES:
         raise Validation(

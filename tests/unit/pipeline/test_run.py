@@ -180,6 +180,43 @@ def test_a_step_cut_in_the_middle_keeps_its_finished_substeps(store: CheckpointM
     assert (inner.calls, attempts.calls) == (1, 2)
 
 
+def test_the_owner_of_a_new_run_does_not_ask_for_steps_that_nobody_can_have_saved(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease keeps all others from saving (I5). Whoever continues a run asks."""
+    asked: list[str] = []
+    ask = CheckpointManager.load_by_key
+    monkeypatch.setattr(
+        CheckpointManager, "load_by_key", lambda self, job, key: asked.append(key) or ask(self, job, key)
+    )
+    work = Counted()
+    for expected in (0, 1):
+        with kedge.run("new", store=store) as run:
+            run.step("a", work, 1)
+            run.step("b", work, 2)
+        assert len(asked) == expected  # b is read ahead
+    assert work.calls == 2
+
+
+def test_a_step_whose_saving_failed_is_looked_for_before_it_runs_again(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been committed all the same."""
+    inner, save, lost = Counted(lambda: 1), CheckpointManager.save, list[str]()
+
+    def save_and_lose(self: CheckpointManager, job: str, step: str, *args: Any, **options: Any) -> Any:
+        saved = save(self, job, step, *args, **options)
+        if step == "outer/inner" and not lost:
+            lost.append(saved)
+            raise OSError("the answer was lost")
+        return saved
+
+    monkeypatch.setattr(CheckpointManager, "save", save_and_lose)
+    with kedge.run("r", store=store) as run:
+        assert run.step("outer", lambda: run.step("inner", inner), retries=AT_ONCE) == 1
+    assert (inner.calls, len(lost)) == (1, 1)
+
+
 def test_retries_wait_longer_each_time_and_are_recorded(store: CheckpointManager) -> None:
     moments: list[float] = []
 
