@@ -21,7 +21,7 @@ from .policies import RetentionPolicy
 from .review import Verdict, carry_out
 
 PAGE_ROWS = 100
-_READ_POLICY_EVERY = 16  # saves: another process may have set it
+_READ_POLICY_EVERY = 64  # saves: another process may have set it. Reading takes as long as a save, or longer
 MOST_JOBS = 10_000  # that are remembered; one that is forgotten is read again at its next save
 FINISH_WITHIN_S = 2.0
 

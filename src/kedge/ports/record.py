@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kedge.errors import Corrupted
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, to_datetime, to_us
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, new_checkpoint, to_datetime, to_us
 
 from .values import Chunk, Then, digest_of
 
@@ -71,7 +71,7 @@ class NewCheckpoint:
 
     def saved(self, seq: int, digest: str) -> Checkpoint:
         """What this has become; the same as a reader makes of its row, without reading that."""
-        return Checkpoint(
+        return new_checkpoint(
             self.id, self.job, seq, self.step, self.level, self.parent, to_datetime(self.created_us), self.status,
             self.size_bytes, self.stored_bytes, digest, self.codec, self.schema_version, self.tags, self.is_pinned,
             _decode(self.metadata_json) if self.metadata_json != "{}" else {},
@@ -116,7 +116,7 @@ def checkpoint_of(job: str, columns: Iterable[Any]) -> Checkpoint:
         columns
     )
     try:
-        return Checkpoint(
+        return new_checkpoint(
             id_, job, row & LAST_SEQ, step, _LEVELS[level], parent, to_datetime(created_us), _STATUSES[status], size,
             stored, digest.hex(), codec, version, _decode(tags) if tags else {}, bool(pinned),
             _decode(meta) if meta else {},
