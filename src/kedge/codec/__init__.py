@@ -93,9 +93,12 @@ __all__ = [
 CODEC = "kedge1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Encoded:
-    """A state as bytes. The buffers are views of the state's own memory: store them before it changes."""
+    """A state as bytes. The buffers are views of the state's own memory: store them before it changes.
+
+    Nobody changes this itself; freezing it would make each small save slower.
+    """
 
     tree: bytes
     buffers: list[Source]  # in the order the tree numbers them: memoryviews ("B", one dimension), or chunked

@@ -14,7 +14,7 @@ from kedge.model import Checkpoint
 from kedge.ports import Selection
 
 from . import Store, Stored
-from .manifest import Manifest, Span, parse_manifest, root_of
+from .manifest import WHOLE_TREE, Manifest, Span, parse_manifest, root_of
 from .rope import parts_of, read_parts, references
 from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
 
@@ -56,6 +56,8 @@ class Loading(Store, Protocol):
 
     def parse(self, packed: bytes, *, of: str) -> Manifest:
         """The manifest of index bytes, spilled ones read from their chunks."""
+        if packed[:1] == WHOLE_TREE:
+            return Manifest(packed[1:])
 
         def read_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
             data = allocate(size_bytes)

@@ -29,6 +29,8 @@ MAX_TREE_BYTES = 1 << 30  # what a tree may claim to expand to on load
 COMPRESS_OVER_BYTES = 4096
 SPILL_OVER_BYTES = 256 * 1024  # a larger manifest moves into chunks, so that index rows stay small
 
+WHOLE_TREE = b"\x01"  # form 1: the tree follows, all of it
+
 _ENTRY = struct.Struct("<I32s")
 _SPAN = struct.Struct("<IQQ?")
 
@@ -43,8 +45,10 @@ class Span:
     is_lazy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Manifest:
+    """Nobody changes it; freezing it would make each small load slower."""
+
     tree: bytes | None  # None: in stream `tree_stream`
     tree_stream: int = -1
     buffers: list[Span] = field(default_factory=list)
@@ -74,7 +78,7 @@ def pack_tree(tree: bytes) -> bytes:
         squeezed = zstandard.ZstdCompressor(level=1).compress(tree)
         if len(squeezed) < 0.9 * len(tree):
             return b"\x02" + squeezed
-    return b"\x01" + tree
+    return WHOLE_TREE + tree
 
 
 def pack_root(size_bytes: int, table: list[Entry]) -> bytes:
@@ -111,7 +115,7 @@ def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes
     if root is not None:
         data = read_spilled(*root)
     form = data[:1]
-    if form == b"\x01":
+    if form == WHOLE_TREE:
         return Manifest(data[1:])
     if form == b"\x02":
         return Manifest(decompress(data[1:], MAX_TREE_BYTES))
@@ -134,7 +138,7 @@ def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes
 def parse_small(data: bytes) -> Manifest:
     """As `parse_manifest`, of forms 1 and 2 from a stranger: a tree that a row holds, or Corrupted."""
     tree = decompress(data[1:], INLINE_BYTES) if data[:1] == b"\x02" else data[1:]
-    if data[:1] not in (b"\x01", b"\x02") or len(tree) > INLINE_BYTES:
+    if data[:1] not in (WHOLE_TREE, b"\x02") or len(tree) > INLINE_BYTES:
         raise Corrupted("it is no tree that fits into a row")
     return Manifest(tree)
 
