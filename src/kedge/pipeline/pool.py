@@ -3,6 +3,9 @@
 Imported when first used. What a process says goes through a pipe that one thread reads, while another one looks who has
 died. Of a process that dies as soon as it has a task, the first may not have read yet which task that is: pebble would
 wait for it for ever, or tell all that no process can start. So here its words are heard before it is missed.
+
+A pool that is stopped tells those who wait for its processes only if that pipe is closed while its thread reads. So
+here they are told in any case.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.context import BaseContext
+from queue import Empty
 from typing import Any
 
 from pebble import ProcessPool
@@ -26,6 +30,15 @@ class Pool(ProcessPool):
     def __init__(self, workers: int, context: BaseContext, initializer: Callable[..., None], *arguments: Any) -> None:
         super().__init__(workers, initializer=initializer, initargs=arguments, context=context)
         self._pool_manager = _Manager(self._context, context)
+
+    def _stop_pool(self) -> None:
+        super()._stop_pool()  # type: ignore[no-untyped-call]
+        stopped = BrokenProcessPool("the pool was stopped")
+        self._pool_manager.task_manager.tasks_abort(stopped)
+        with suppress(Empty):
+            while True:  # those that no process was given yet
+                if (task := self._context.task_queue.get_nowait()) is not None and not task.future.done():
+                    task.future.set_exception(stopped)
 
 
 class _Manager(PoolManager):
