@@ -16,7 +16,7 @@ import kedge
 from kedge.care.gc import JOIN_FROM
 from kedge.care.repair import repair
 from kedge.errors import Unavailable
-from kedge.ports import KeysChanged
+from kedge.ports import KeysChanged, Unrecorded
 from kedge.store import backlog as backlogs
 from tests.fixtures.format_1 import save_in_parts
 from tests.parts import require
@@ -168,6 +168,42 @@ def test_it_is_copied_while_the_store_is_open(tmp_path: Path, monkeypatch: pytes
         for n in range(3):
             store.save("job", "step", n)
             wait_for(lambda: is_all_copied(store), "nobody copies what was saved")
+
+
+def test_gc_comes_to_an_end_beside_those_who_save_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It copies what there was when it began; somebody saves more than that each time it looks."""
+    monkeypatch.setattr(backlogs, "_AT_ONCE", 4)
+    looks = 0
+    with kedge.open(tmp_path / "store") as store, kedge.open(tmp_path / "store") as other:
+        for n in range(10):
+            store.save("job", "step", n)
+        index = store.store.index
+        real = index.unrecorded
+
+        def unrecorded(limit: int) -> Unrecorded:
+            nonlocal looks
+            looks += 1
+            assert looks < 20, "gc does not end"
+            for n in range(2 * limit):
+                other.save("busy", "step", n)
+            return real(limit)
+
+        monkeypatch.setattr(index, "unrecorded", unrecorded)
+        store.gc()
+        assert looks > 2
+
+
+def test_a_page_of_deleted_saves_hides_nothing_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlogs, "_AT_ONCE", 4)
+    with kedge.open(tmp_path / "store") as store:
+        for n in range(9):
+            store.save("gone", "step", n)
+        store.delete_job("gone")
+        store.save("job", "step", 1)
+        backlog = store.store.backlog
+        assert backlog is not None
+        assert backlog.copy() == 1
+        assert is_all_copied(store)
 
 
 @pytest.mark.parametrize("error", [Unavailable("the disk is away"), KeysChanged("changed")])

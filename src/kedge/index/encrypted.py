@@ -345,7 +345,7 @@ class EncryptedIndex(SealedRows):
 
     def unrecorded(self, limit: int) -> Unrecorded:
         sealed = self.inner.unrecorded(limit)
-        return Unrecorded(list(self._all_opened(sealed.rows)), sealed.chunks, sealed.up_to)
+        return replace(sealed, rows=list(self._all_opened(sealed.rows)))
 
     def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
         self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest: that of the envelope

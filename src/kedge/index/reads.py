@@ -286,6 +286,7 @@ class SqlReads:
             list(_saved(rows)),
             [chunk_of(row, self.written_by) for row in chunks],
             up_to if up_to > after else 0,
+            newest,
         )
 
     def recorded_in(self, pack: str) -> Sequence[SavedRow]:

@@ -183,8 +183,12 @@ SavedRow = tuple[NewCheckpoint, bytes]  # a checkpoint as it would be saved agai
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """What is in the index alone, oldest first, up to and including event `up_to`; see `Index.unrecorded`."""
+    """What is in the index alone, oldest first, up to and including event `up_to`; see `Index.unrecorded`.
+
+    `newest` is the event up to which there was something to look at.
+    """
 
     rows: Sequence[SavedRow]
     chunks: Sequence[Chunk]
     up_to: int
+    newest: int

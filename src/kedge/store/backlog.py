@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kedge.blobs.direct import round_up
 from kedge.chunks import portions
@@ -35,6 +35,12 @@ _PAUSES = 15  # for each second of copying behind the backs of savers: under loa
 _AT_ONCE = 512  # rows read at once: 32 MiB at most, if all are small
 _RECORD_BYTES = 4 << 20  # of manifests in one record
 CLOSING_S = 2.0  # what a close may spend; gc does the rest
+
+
+class _Copied(NamedTuple):
+    saves: int
+    reached: int  # the event up to which nothing is left
+    newest: int  # the one up to which there was something to look at
 
 
 class Backlog:
@@ -79,15 +85,19 @@ class Backlog:
                 self.copy(CLOSING_S)
 
     def copy(self, limit_s: float | None = None) -> int:
-        """Copy all that is in the index alone, or as much as `limit_s` allows; answers how many saves that were."""
+        """Copy all that is in the index alone, or as much as `limit_s` allows; answers how many saves that were.
+
+        What is saved meanwhile is not waited for: beside those who save all the time nobody would ever come to an end.
+        """
         until = None if limit_s is None else time.monotonic() + limit_s
-        count = 0
+        count, goal = 0, None
         while until is None or time.monotonic() < until:
             with self._copying:
-                saves = self._copy_batch()
-            if saves is None:
+                copied = self._copy_batch()
+            count += copied.saves
+            goal = copied.newest if goal is None else goal
+            if copied.reached >= goal:
                 break
-            count += saves
         return count
 
     def _copy_slowly(self) -> None:
@@ -97,9 +107,9 @@ class Backlog:
                 self._is_noted = False
                 start = time.monotonic()
                 with self._copying:
-                    saves = self._copy_batch()
+                    copied = self._copy_batch()
                 pause_s = _PAUSES * (time.monotonic() - start)
-                if saves is None:
+                if copied.reached >= copied.newest:
                     with self._lock:
                         if not self._is_noted:
                             self._timer = None
@@ -113,13 +123,16 @@ class Backlog:
                 if self._timer is threading.current_thread():  # not the one that a later save began
                     self._timer = None
 
-    def _copy_batch(self) -> int | None:
-        """Copy the next rows; None if there are none."""
+    def _copy_batch(self) -> _Copied:
+        """Copy the next rows."""
         batch = self._index.unrecorded(_AT_ONCE)
+        reached = batch.up_to or batch.newest
+        if len(batch.chunks) == _AT_ONCE:  # there may be more of them, as old as these
+            reached = -1
         if not batch.rows and not batch.chunks:
             if batch.up_to:
                 self._index.set_recorded((), (), up_to=batch.up_to)
-            return None
+            return _Copied(0, reached, batch.newest)
         writer = self._blobs.writer(0)
         try:
             chunks = _append_chunks(writer, batch.chunks)
@@ -128,12 +141,12 @@ class Backlog:
             self._index.set_recorded(places, chunks, up_to=batch.up_to)
         except ChunksGone:  # gc took the pack for abandoned: once more, into another one
             writer.abort()
-            return 0
+            return _Copied(0, -1, batch.newest)
         except BaseException:
             writer.abort()
             raise
         writer.release()
-        return len(places)
+        return _Copied(len(places), reached, batch.newest)
 
 
 def write_saves(
