@@ -203,6 +203,20 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
+def make_directories(path: str | bytes) -> None:
+    """Make a directory, and those above it that are missing, each durable by its name."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(os.path.abspath(path))
+    make_directories(parent)
+    try:
+        os.mkdir(path, 0o777)  # for the user's own files, as the umask says
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    sync_directory(os.fsdecode(parent))
+
+
 # --- reading ---
 
 

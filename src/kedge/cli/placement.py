@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kedge.blobs.direct import sync_directory
+from kedge.blobs.direct import make_directories, sync_directory
 from kedge.errors import Conflict, NotFound, storage_error
 from kedge.store.directory import MARKER
 
@@ -65,11 +65,12 @@ def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
         raise Conflict(f"{target} is a store", hint="choose another name")
     _refuse_existing(target, force)
     with _os_errors("write", target):
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        make_directories(str(target.absolute().parent))
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.absolute().parent))
         try:
             os.chmod(draft, 0o777 & ~_umask())
             yield draft
+            _sync_below(draft)
             if target.exists():
                 aside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.absolute().parent))
                 os.rename(target, aside / "old")
@@ -99,6 +100,7 @@ def added_to_directory(target: Path, *, force: bool) -> Iterator[Path]:
     with _os_errors("write", target), tempfile.TemporaryDirectory(prefix=".kedge-export.", dir=target) as name:
         draft = Path(name)
         yield draft
+        _sync_below(draft)
         files = [Path(folder, file) for folder, _, names in os.walk(draft) for file in names]
         pairs = [(file, target / file.relative_to(draft)) for file in files]
         for _, place in pairs:
@@ -106,7 +108,7 @@ def added_to_directory(target: Path, *, force: bool) -> Iterator[Path]:
             refuse_other(place, stat.S_ISREG, "a regular file")
             _refuse_existing(place, force)
         for file, place in pairs:
-            place.parent.mkdir(exist_ok=True)
+            make_directories(str(place.parent))
             _give_name(file, place, force)
         for folder in {place.parent for _, place in pairs}:
             sync_directory(folder)
@@ -157,6 +159,15 @@ def _give_name(draft: Path, target: Path, force: bool) -> None:
         os.replace(draft, target)
         return
     draft.unlink()
+
+
+def _sync_below(draft: Path) -> None:
+    """What a directory holds is durable before it has its name."""
+    for folder, _, names in os.walk(draft):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(folder)
 
 
 def _umask() -> int:

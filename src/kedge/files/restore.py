@@ -19,6 +19,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kedge.blobs.direct import make_directories
 from kedge.chunks import StoredStream
 from kedge.errors import Conflict, storage_errors
 
@@ -34,7 +35,7 @@ def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wi
     """Restore all of `table` as the directory `destination`. See above for what is promised."""
     destination = os.path.abspath(destination)
     with storage_errors("restore to", shown(destination)):
-        os.makedirs(os.path.dirname(destination), exist_ok=True)
+        make_directories(os.path.dirname(destination))
         is_new = not os.path.lexists(destination)
         with _opened(os.path.dirname(destination) if is_new else destination) as home:
             for name in map(os.fsencode, os.listdir(home)):
@@ -65,7 +66,7 @@ def write_file(table: Table, stream: StoredStream | None, destination: bytes, wi
     """Restore a single file as `destination`, in the same way."""
     destination = os.path.abspath(destination)
     with storage_errors("restore to", shown(destination)):
-        os.makedirs(os.path.dirname(destination), exist_ok=True)
+        make_directories(os.path.dirname(destination))
         with _opened(os.path.dirname(destination)) as home:
             target = os.path.basename(destination)
             file_type = _type_of(target, home)

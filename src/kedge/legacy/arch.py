@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path as _Path
 from typing import BinaryIO
 
-from kedge.blobs.direct import sync_directory
+from kedge.blobs.direct import make_directories, sync_directory
 from kedge.containers.archive.arch import FILES, is_finished, unpack
 from kedge.containers.archive.export import replace_file
 from kedge.containers.rootfs import exchange
@@ -125,7 +125,7 @@ def export(checkpoint: Checkpoint, taken: Snapshot, path: Path, *, overwrite: bo
             hint="export a container that ran on an overlay",
         )
     with storage_errors("write", target):
-        os.makedirs(target.parent, exist_ok=True)
+        make_directories(str(target.parent))
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as work:
             new, files = _Path(work, "new"), _Path(work, "fs")
             taken.images.write_to(new)

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from kedge.blobs.direct import sync_directory
 from kedge.cli.command import Session, command_group, store_command
 from kedge.cli.findings import OLD_KEY_IN_USE
 from kedge.errors import Conflict
@@ -45,6 +46,7 @@ def _write_secret(path: str, text: str) -> None:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
+    sync_directory(os.path.dirname(os.path.abspath(path)))  # a store whose key has no name any more is lost
 
 
 @store_command(
