@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ import pytest
 import kedge
 from kedge.index.sqlite import connections
 from kedge.index.sqlite.closed_mark import IndexState
+from tests.parts import require
 
 pytestmark = pytest.mark.faults
 
+KEY = bytes(range(32))
 LARGE = random.Random(1).randbytes(200_000)
 SAVING = """
 import os, random, sys, kedge
@@ -34,6 +37,40 @@ def saving(store: Path, end: str = "os.kill(os.getpid(), 9)") -> list[str]:
     done = subprocess.run([sys.executable, "-c", program, store], input="\n", capture_output=True, text=True)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.stdout.split()
+
+
+FIRST: dict[str, Callable[[kedge.CheckpointManager], object]] = {
+    "save": lambda store: store.save("job", "step", 2),
+    "tag": lambda store: store.tag(store.list("job")[0].id, n="1"),
+    "gc of nothing": lambda store: store.gc(),
+    "gc after a deletion": lambda store: (store.delete("job", store.list("job")[-1].id), store.gc()),
+    "change of keys": lambda store: store.rekey(rewrite=True),
+    "namespace": lambda store: kedge.open(store.url, key=KEY, namespace="new").close(),
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_no_log_is_asked_for_that_may_never_have_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A power cut before the first commit is durable leaves no log: an index that says "open" then would be refused."""
+    require("module:cryptography")
+    place, log = tmp_path / "store", tmp_path / "store" / "index.sqlite-wal"
+    with kedge.open(place, key=KEY) as store:
+        store.save("job", "step", 1)
+        store.save("job", "step", LARGE)
+    real, marks = IndexState.mark_open, []
+
+    def mark_open(state: IndexState) -> None:
+        if not state.is_marked:
+            marks.append(log.exists() and log.stat().st_size > 0)
+        real(state)
+
+    monkeypatch.setattr(IndexState, "mark_open", mark_open)
+    with kedge.open(place, key=KEY) as store:
+        FIRST[first](store)
+    assert all(marks)
+    assert bool(marks) == (first != "gc of nothing")
 
 
 def test_a_lost_log_is_not_an_empty_store(tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ class SqliteFile:
         self.store_id: str = row[0]
         self._ns = self._namespace_no()
         if self._file is None and is_unsigned(self._connection):
-            self._say_open()
             sign(self._connection)
+            self._say_open()
         self.is_encrypted = is_encrypted(self._connection)
         self.written_by = written_by(self._connection)
 
@@ -161,8 +161,8 @@ class SqliteFile:
         if row is None and self._file is not None:
             return _NO_NAMESPACE
         if row is None:  # only then: opening a store that is full writes nothing
-            self._say_open()
             self._connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
+            self._say_open()
             row = self._connection.execute(look_up, (self.namespace,)).fetchone()
         return int(row[0])
 
@@ -421,8 +421,8 @@ class SqliteFile:
             return
         self._check_writable()
         with self._writing, translated(self._name):
-            self._say_open()
             run_alone(self._connection, "VACUUM", self._busy_timeout_s)
+            self._say_open()
             self._move_log_on()
 
 

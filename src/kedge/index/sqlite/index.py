@@ -143,13 +143,15 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
                     swept = sweep(self._connection, self._ns, self.manifests, references, lambda: False, check)
                     assert swept is not None
                     return swept
-            self._say_open()
             try:
-                return self._sweep(references, lease_token)
+                chunks, size = self._sweep(references, lease_token)
             except NoSpace:
                 if not self.make_room():
                     raise
-                return self._sweep(references, lease_token)
+                chunks, size = self._sweep(references, lease_token)
+            if chunks:  # before a pack of theirs goes (I3); without any, nothing that counts was committed
+                self._say_open()
+            return chunks, size
 
     def _sweep(self, references: References, lease_token: int | None) -> tuple[int, int]:
         check = partial(check_holder, self._ns, self.namespace, lease_token)
