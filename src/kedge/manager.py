@@ -190,17 +190,38 @@ class CheckpointManager(ReadingManager, CaringManager):
         self._note(checkpoint, failure)
         return checkpoint
 
+    @contextmanager
+    def begin(self, request: Request, state: object) -> Iterator[lease.Holding]:
+        """Save the first checkpoint of a job, provided with the lease that it takes, and hold that lease (I5).
+
+        Unmet if the job exists, or anything else is not as the request says.
+        """
+        assert request.lease is not None
+        taken, encoded, saved = request.lease, codec.encode(state), list[tuple[Checkpoint, CheckpointError | None]]()
+
+        def take() -> Lease:
+            saved.append(self._session.turns.run(self._save_in_turn, request, encoded))
+            return taken
+
+        with lease.hold_taken(self.store, take) as holding:
+            try:
+                self._note(*saved[0])
+                yield holding
+            finally:
+                self._session.background.drain()
+
     def _save_in_turn(
         self, request: Request, encoded: codec.Encoded | PartedTree | Received
     ) -> tuple[Checkpoint, CheckpointError | None]:
         self._check_open()
         self._session.background.drain()  # an interrupted save_async may have got there meanwhile
         checkpoint = self._opened[0].save(request, encoded, actor=self.actor)
-        return checkpoint, self._retain(checkpoint)
+        is_first = request.provided is not None and request.provided.takes is not None
+        return checkpoint, self._retain(checkpoint, is_first=is_first)
 
-    def _retain(self, checkpoint: Checkpoint) -> CheckpointError | None:
+    def _retain(self, checkpoint: Checkpoint, *, is_first: bool = False) -> CheckpointError | None:
         try:
-            self._opened[1].after_save(checkpoint, actor=self.actor)
+            self._opened[1].after_save(checkpoint, actor=self.actor, is_first=is_first)
         except CheckpointError as error:  # the save is done; the next one tries again
             return error
         return None

@@ -29,19 +29,27 @@ def test_killed_for_real(tmp_path: Path, seed: int) -> None:
 KILLED = """
 import os, signal, sys, kedge
 with kedge.open(sys.argv[1]) as store:
-    store.store.index.commit = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    commit = store.store.index.commit
+
+    def deadly(*args, **options):
+        if sys.argv[2] == "behind":
+            commit(*args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    store.store.index.commit = deadly
     with kedge.run("r", store=store):
         pass
 """
 
 
-def test_killed_before_its_first_record(tmp_path: Path) -> None:
-    """It has the lease, and nothing yet says whose run it is: the next one goes on at once, not when that ends."""
-    words = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
+@pytest.mark.parametrize("moment", ["before", "behind"])
+def test_killed_at_its_first_record(tmp_path: Path, moment: str) -> None:
+    """With which it takes the lease: the next one goes on at once, not when that ends."""
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "store"), moment]
     killed = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with kedge.run("r", store=tmp_path / "store") as run:
-        assert run.session == 1
+        assert run.session == (1 if moment == "before" else 2)
         with pytest.raises(kedge.LeaseHeld), kedge.run("r", store=tmp_path / "store"):
             pass  # this one is alive
 
@@ -50,7 +58,7 @@ def test_killed_before_its_first_record(tmp_path: Path) -> None:
 def test_a_lease_of_the_dead_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kedge.pipeline.owner.is_holder_gone", lambda holder: False)
     with pytest.raises(kedge.LeaseHeld):
-        test_killed_before_its_first_record(tmp_path)
+        test_killed_at_its_first_record(tmp_path, "behind")
 
 
 @pytest.mark.mutant

@@ -142,7 +142,7 @@ def test_an_entry_that_is_deleted_too_early_is_noticed(tmp_path: Path, monkeypat
 
     with kedge.open(tmp_path / "store") as store:
         handle = kedge.queue("q", store=store).submit(work)
-        monkeypatch.setattr(Worker, "_carry_out", deletes_first)
+        monkeypatch.setattr(Worker, "_run", deletes_first)
         Worker(store, ["q"], {"work": work}).serve(until_empty=True)
         with pytest.raises(kedge.NotFound):
             handle.result(0)

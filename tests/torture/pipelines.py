@@ -220,6 +220,8 @@ class MortalIndex:
             saved = write()
             for record in records:
                 self._world.complete(json.loads(record.metadata_json))
+                if record.provided is not None:
+                    self.lease = record.provided.takes or self.lease
             if is_last:
                 self._die()
             return saved

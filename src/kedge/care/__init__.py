@@ -42,7 +42,7 @@ class Care(Protocol):
         """Apply `policy` to a job by itself, after its saves."""
         ...
 
-    def after_save(self, checkpoint: Checkpoint, *, actor: str) -> None:
+    def after_save(self, checkpoint: Checkpoint, *, actor: str, is_first: bool = False) -> None:
         """Do a bounded part of what the job's own policy asks for (I6)."""
         ...
 

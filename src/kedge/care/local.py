@@ -66,8 +66,8 @@ class LocalCare:
         self._store.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
         self._upkeep.set_policy(job, policy)
 
-    def after_save(self, checkpoint: Checkpoint, *, actor: str) -> None:
-        self._upkeep.after_save(self._store.index, checkpoint, actor=actor)
+    def after_save(self, checkpoint: Checkpoint, *, actor: str, is_first: bool = False) -> None:
+        self._upkeep.after_save(self._store.index, checkpoint, actor=actor, is_first=is_first)
 
     # Health
 

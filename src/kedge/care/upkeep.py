@@ -52,16 +52,16 @@ class Upkeep:
         with self._lock:
             self._jobs[job] = _Job(policy=policy, is_new_policy=True)
 
-    def after_save(self, index: Index, saved: Checkpoint, *, actor: str) -> None:
-        """Do a bounded part of what the job's policy asks for."""
+    def after_save(self, index: Index, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
+        """Do a bounded part of what the job's policy asks for; `is_first`: the save has made the job."""
         job = self._jobs.get(saved.job)
         if job is not None and job.policy is None and job.saves % _READ_POLICY_EVERY:
             job.saves += 1  # one that two threads count once costs nothing
         else:
-            self._work(index, saved, actor=actor)
+            self._work(index, saved, actor=actor, is_first=is_first)
 
     @sheltered
-    def _work(self, index: Index, saved: Checkpoint, *, actor: str) -> None:
+    def _work(self, index: Index, saved: Checkpoint, *, actor: str, is_first: bool) -> None:
         if not self._lock.acquire(blocking=False):
             return  # another thread is at it, or about to be; a save never waits for this
         try:
@@ -69,7 +69,7 @@ class Upkeep:
                 if len(self._jobs) >= MOST_JOBS:
                     del self._jobs[next(iter(self._jobs))]
                 job = self._jobs[saved.job] = _Job()
-            if job.saves % _READ_POLICY_EVERY == 0:
+            if job.saves % _READ_POLICY_EVERY == 0 and not is_first:  # a job that did not exist has no policy
                 _read_policy(index, saved.job, job)
             job.saves += 1
             if job.policy is not None and job.walk is None and (job.is_new_policy or _is_due(saved.seq, job)):

@@ -51,7 +51,7 @@ class HttpCare:
     def set_retention(self, job: str, policy: RetentionPolicy | None, *, actor: str) -> None:
         self._store.client.set_retention(job, policy)
 
-    def after_save(self, checkpoint: Checkpoint, *, actor: str) -> None:
+    def after_save(self, checkpoint: Checkpoint, *, actor: str, is_first: bool = False) -> None:
         """The service sees to that."""
 
     def diff(self, old_id: str, new_id: str) -> Diff:

@@ -26,6 +26,7 @@ from kedge.ports import (
     NewCheckpoint,
     Outcomes,
     Selection,
+    Unmet,
     Update,
     digest_of,
 )
@@ -65,6 +66,8 @@ class HttpStore(Loading):
     def save(self, request: Request, encoded: Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
         if isinstance(encoded, Received):
             raise not_over_http("handing on what another client sends")
+        if request.provided is not None:
+            raise Unmet  # the service has no such request
         saved = _again(partial(self._save_once, request, encoded), f"job {request.job}")
         return self._and_then(request, saved, actor)
 

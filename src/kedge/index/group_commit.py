@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kedge.errors import CheckpointError
-from kedge.ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint, Outcomes, RowChanged
+from kedge.ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint, Outcomes, RowChanged, Unmet
 
 T = TypeVar("T")
 
-REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged, RowChanged)  # raised before anything is changed
+REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged, RowChanged, Unmet)  # raised before anything is changed
 _IDLE_S = 1.0  # then the thread ends
 _MOST_GATHER_S = 0.05  # a commit may have waited for a server that was away
 

@@ -17,7 +17,7 @@ import ormsgpack
 from kedge.crypto import DataKey, Vault
 from kedge.errors import CheckpointError, Corrupted, LeaseHeld
 from kedge.model import Checkpoint, CheckpointStatus, Event, Job, to_us
-from kedge.ports import UNREADABLE, KeysChanged, NewCheckpoint, SavedRow, digest_of
+from kedge.ports import UNREADABLE, KeysChanged, NewCheckpoint, Provided, SavedRow, Unmet, digest_of
 from kedge.ports.record import lasting
 
 TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
@@ -66,6 +66,18 @@ class SealedRows:
             idempotency_key=self.vault.names.token("key", new.idempotency_key or "") if has_key else None,
             request_digest=self.vault.names.seal("request", new.request_digest) if has_key else b"",
             key_id=key.id.hex(),
+            provided=None if new.provided is None else self._hide_provided(new.provided),
+        )
+
+    def _hide_provided(self, provided: Provided) -> Provided:
+        if provided.marks is not None:
+            raise Unmet  # tags of another row are changed with its envelope: `EncryptedIndex.update`
+        takes, tag, names = provided.takes, provided.absent_tag, self.vault.names
+        return replace(
+            provided,
+            absent_jobs=[self._hide("job", job) for job in provided.absent_jobs],
+            absent_tag=tag and (names.token("tag", tag[0]), names.token(f"tag {tag[0]}", tag[1])),
+            takes=takes and replace(takes, job=self._hide("job", takes.job), holder=self._hide("actor", takes.holder)),
         )
 
     def open_record(self, sealed: NewCheckpoint) -> NewCheckpoint:

@@ -18,10 +18,12 @@ from kedge.ports import (
     IdTaken,
     KeysChanged,
     NewCheckpoint,
+    Provided,
     RecordPlace,
     RowChanged,
     Seen,
     Then,
+    Unmet,
     Update,
 )
 from kedge.ports.record import SEQ_BITS, CheckpointRow, checkpoint_of, columns_of
@@ -92,8 +94,11 @@ class SqlWrites(SqlTransaction):
         if (landed := self._taken(new, job)) is not None:
             return landed
         try:
-            ends_lease = self._check_lease(new, job.lease if job else None)
-        except (LeaseHeld, LeaseLost):
+            if (provided := new.provided) is not None:
+                self._check_provided(new, provided, job)
+            takes = provided is not None and provided.takes is not None  # its job is new, and gets its lease with it
+            ends_lease = not takes and self._check_lease(new, job.lease if job else None)
+        except (LeaseHeld, LeaseLost, Unmet):
             if (landed := self.landed(new)) is None:
                 raise
             return landed  # its own `then`, or somebody else, has ended the lease since
@@ -101,6 +106,8 @@ class SqlWrites(SqlTransaction):
             self._check_key(new)
         self._check_references(new)
         packs = self._lock_packs(new.new_chunks) if new.new_chunks else {}
+        if provided is not None:
+            job = self._provide(new, provided, actor)
         seq = new.seq or (job.last_seq + 1 if job else 1)
         if job is None:
             sizes = {"size": new.size_bytes, "stored": new.stored_bytes}
@@ -129,6 +136,27 @@ class SqlWrites(SqlTransaction):
         if new.then is not None:
             self._finish(new, new.then, actor)
         return new.saved(seq, new.digest.hex())
+
+    def _check_provided(self, new: NewCheckpoint, provided: Provided, job: JobRow | None) -> None:
+        absent = [*provided.absent_jobs, *([new.job] if provided.takes else [])]
+        if any(self._job(name) is not None for name in absent):
+            raise Unmet
+        has_tag = "SELECT 1 FROM main.tag WHERE job_no = ? AND name = ? AND value = ?"
+        if job is not None and provided.absent_tag is not None and self._one(has_tag, job.no, *provided.absent_tag):
+            raise Unmet
+        if (marks := provided.marks) is not None:
+            pair = self._find(marks.checkpoint_id)
+            tags = json.loads(pair[0].tags or "{}") if pair else {}
+            if pair is None or not marks.seen.items() <= tags.items() or len({**tags, **marks.tags}) > MAX_TAGS:
+                raise Unmet
+
+    def _provide(self, new: NewCheckpoint, provided: Provided, actor: str) -> JobRow | None:
+        """What is done with a save whose conditions are met; answers its job."""
+        if (marks := provided.marks) is not None:
+            self.update(marks.checkpoint_id, Update(tags=marks.tags), actor)
+        if (takes := provided.takes) is not None:
+            self.acquire_lease(new.job, takes.holder, takes.ttl_s)
+        return self._job(new.job)
 
     def _finish(self, new: NewCheckpoint, then: Then, actor: str) -> None:
         """What a save does besides; nothing of it is refused."""

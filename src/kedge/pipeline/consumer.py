@@ -12,26 +12,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
-from random import shuffle
 from typing import Any
 
 from kedge.errors import Cancelled, Conflict, Denied, LeaseHeld, LeaseLost, NoSpace, NotFound, StorageError, Unavailable
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointId, Lease
-from kedge.ports import Checkpoints, Stored, Then
+from kedge.ports import Mark, Stored, Then, Unmet
 
 from .background import stop_background
+from .beginning import Taking, first_lease
+from .candidates import LOOK_EVERY_S, Candidates
 from .declaration import Pipeline
 from .delayed import Delayed
 from .entries import (
     DEAD,
+    DELAYED,
     HELD,
-    PRIORITIES,
+    READY,
     RECOVERY,
     RUNNING,
     Entry,
@@ -58,14 +59,12 @@ from .run import Run
 from .schedules import fire
 from .signals import Paused
 
-LOOK_EVERY_S = 0.2
 IDLE_S = 1.0
 RECOVER_EVERY = 0.5  # leases: how often runs of dead workers are looked for
 LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
 MAX_TAKEOVERS = 5
 _ENDS = "the worker ends"
 _TURNS = 100  # held entries that are looked at in one search
-_PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
 
 Report = Callable[[str, str], None]  # (run, what became of it)
 
@@ -106,9 +105,7 @@ class Worker:
         self._recover_at = 0.0
         self._recovered_to: dict[str, int] = {}  # where the search for dead workers was broken off
         self._turns_to: dict[str, int] = {}  # where that for groups without a turn was
-        self._found: deque[tuple[str, Entry]] = deque()  # ready, at the last look
-        self._found_at = 0.0
-        self._collided = False
+        self._candidates = Candidates(store, self._jobs, self._delayed, self._pipelines, concurrency)
         self._is_held_back = False  # by the limits of a queue or an outage, at the last look
         self._outages = 0  # of the store, that ended runs one after another
         self._rests_until = 0.0  # after an outage
@@ -124,6 +121,7 @@ class Worker:
 
     def serve(self, *, until_empty: bool = False) -> None:
         """Work until `stop`; with `until_empty` until there is nothing to be done, now or later."""
+        is_at_rest = True
         with (
             self._leases.renewed(),
             ThreadPoolExecutor(self._concurrency, thread_name_prefix="kedge-worker") as threads,
@@ -133,10 +131,14 @@ class Worker:
                     self._wake.clear()
                     try:
                         self._heartbeat.beat()
-                        seen = self._store.events(limit=1, newest=True)
+                        seen = self._store.events(limit=1, newest=True) if is_at_rest else None
                         self._recover(threads)
-                        if self._take(threads) or not self._is_at_rest():
+                        count = self._take(threads, is_thorough=is_at_rest)
+                        is_at_rest = not count and self._is_at_rest()
+                        if not is_at_rest:
                             self._wake.wait(LOOK_EVERY_S)
+                        elif seen is None:
+                            continue  # and look once more, at all there is: what comes later is news
                         elif until_empty and self._is_idle():
                             return
                         else:
@@ -212,13 +214,13 @@ class Worker:
             if stack.enter_context(self._limits[job].place(self._lease_s)):
                 self._begin(threads, job, entry, stack.pop_all(), lease)
 
-    def _take(self, threads: ThreadPoolExecutor) -> int:
+    def _take(self, threads: ThreadPoolExecutor, *, is_thorough: bool) -> int:
         """Begin as much as there are free threads for; answers how much."""
         count, self._is_held_back = 0, time.monotonic() < self._rests_until
-        if self._is_held_back:
+        if self._is_held_back or self._is_full():
             return 0
-        for job, entry in self._candidates():
-            if self._is_full():
+        for job, entry in self._candidates.find(is_thorough=is_thorough):
+            if self._is_full() or time.monotonic() < self._rests_until:
                 break
             if not self._is_at_work(entry) and (job in self._schedules or self._pipelines.has(entry, job)):
                 if (admission := self._admit(job)) is None:
@@ -238,48 +240,6 @@ class Worker:
         with ExitStack() as stack:
             is_admitted = stack.enter_context(limits.place(self._lease_s)) and limits.may_begin()
             return stack.pop_all() if is_admitted else None
-
-    def _candidates(self) -> Iterator[tuple[str, Entry]]:
-        """Entries that may be taken: those that are due, then by priority."""
-        if self._is_full():
-            return
-        if not self._collided and time.monotonic() < self._found_at + LOOK_EVERY_S:
-            yield from self._use_up()
-        self._found.clear()
-        self._found_at = time.monotonic()
-        for job, delayed in self._delayed.items():
-            for entry in delayed.due():
-                yield job, entry
-        # All of a short queue, in one look instead of one for each priority.
-        window = 2 * self._concurrency + 8
-        short = {job: page for job in self._jobs if len(page := self._store.list(job, after=0, limit=window)) < window}
-        for priority in reversed(PRIORITIES):
-            for job in self._jobs:
-                entries = self._ready(job, priority, short.get(job))
-                if self._collided:
-                    shuffle(entries)  # several workers want the same ones
-                self._found.extend((job, entry) for entry in entries)
-                yield from self._use_up()
-        self._collided = False
-
-    def _ready(self, job: str, priority: int, known: Checkpoints | None) -> list[Entry]:
-        """The first that this worker has the pipelines of, however many are before them; `known`: all of the job."""
-        after, limit, state = 0, 2 * self._concurrency + 8, ready(priority)
-        while True:
-            if known is None:
-                page = self._store.list(job, tags={"state": state}, after=after, limit=limit)
-            else:
-                page = [record for record in known if record.tags.get("state") == state]
-            entries = [entry for entry in entries_of(page) if self._pipelines.has(entry, job)]
-            if entries or len(page) < limit:
-                return entries
-            after, limit = page[-1].seq, _PAGE
-
-    def _use_up(self) -> Iterator[tuple[str, Entry]]:
-        """What the last look has found; one that is not passed on from here is the first the next time."""
-        while self._found:
-            yield self._found[0]
-            self._found.popleft()
 
     def _is_at_work(self, entry: Entry) -> bool:
         with self._lock:
@@ -313,13 +273,15 @@ class Worker:
     def _work(self, job: str, entry: Entry, held: ExitStack, lease: Lease | None) -> None:
         try:
             with held:
+                if lease is None and job not in self._schedules and self._begin_quickly(job, entry, held):
+                    return
                 lease = lease or held.enter_context(self._lease_of(entry))
                 if job in self._schedules:
                     self._fire(entry)
                 elif (current := self._look_again(entry)) is not None:
                     self._carry_out(job, *current, lease)
         except LeaseHeld:
-            self._collided = True
+            self._candidates.have_collided = True
             self._delayed[job].put_back(entry, self._lease_s)  # if that ends badly, it is still due
         except LeaseLost:
             self._tell(entry.key, "was taken over by another worker")
@@ -368,39 +330,70 @@ class Worker:
             self._give_up(job, entry, f"{takeovers} workers died at it", entry.attempts)
             return
         self._store.tag(entry.id, state=RUNNING, takeovers=str(takeovers))
+        self._run(job, entry, stored, lease)
+
+    def _begin_quickly(self, job: str, entry: Entry, held: ExitStack) -> bool:
+        """Carry out a run that nobody has begun: its lease, its beginning and the mark on its entry are one commit.
+        False, and nothing has happened, where it is not so simple."""
+        if entry.state == RUNNING:
+            return False
+        try:
+            stored = self._store.store.read(entry.id)
+        except NotFound:
+            return True  # it has ended
+        current = Entry.of(stored[0])
+        if current is None or current.state not in (READY, DELAYED) or stored[0].parent is not None:
+            return False
+        seen, tags = {"state": stored[0].tags["state"]}, {"state": RUNNING, "takeovers": str(current.takeovers)}
+        hold, lease = partial(self._leases.hold, entry.key), first_lease(entry.key, self._lease_s)
+        taking = Taking(lease, lambda take: held.enter_context(hold(take)), Mark(stored[0].id, seen, tags))
+        try:
+            self._run(job, current, stored, taking)
+        except Unmet:
+            return False
+        return True
+
+    def _run(self, job: str, entry: Entry, stored: Stored, right: Lease | Taking) -> None:
+        lease, taking = (None, right) if isinstance(right, Taking) else (right, None)
         pipeline = self._pipelines[entry.pipeline]
         call: Any = self._store.load_stored(stored)
         run = Run(
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
             grace_s=self._grace_s, signals=False, progress=False, timeout_s=pipeline.timeout_s, lease=lease,
-            queue="" if job == queue_job(RECOVERY) else queue_of(job),
+            taking=taking, queue="" if job == queue_job(RECOVERY) else queue_of(job),
             origin={"entry": stored[0].metadata, "call": call},
         )  # fmt: skip
         try:
             pipeline.carry_out(run, call, partial(self._begin_run, entry, run), _end(entry))
-        except Paused as paused:
+        except BaseException as error:
+            if taking is not None and not run.session:
+                raise  # nothing has begun
+            self._after_error(job, entry, call, error)
+            return
+        self._outages = 0
+        if entry.group:
+            self._finish(job, entry)
+        else:  # it ended with the run, and so did the lease
+            self._leases.forget(right.lease if isinstance(right, Taking) else right)
+        self._tell(entry.key, "is completed")
+
+    def _after_error(self, job: str, entry: Entry, call: object, error: BaseException) -> None:
+        if isinstance(error, Paused):
             if self._stopping:
                 self._store.tag(entry.id, state=ready(entry.priority), takeovers="0")
             else:
                 self._again(job, entry, call, LOOK_AGAIN_S, entry.attempts)
-            self._tell(entry.key, f"is paused ({paused}); a worker of queue {queue_of(job)} continues it")
-        except (Unavailable, NoSpace) as error:  # nothing is wrong with the run
+            self._tell(entry.key, f"is paused ({error}); a worker of queue {queue_of(job)} continues it")
+        elif isinstance(error, Unavailable | NoSpace):  # nothing is wrong with the run
             self._again(job, entry, call, self._rest(), entry.attempts)
             self._tell(entry.key, f"is put off ({one_line(error)}); it is tried again")
-        except (LeaseLost, StorageError):
-            raise  # it is taken over, by this worker or another one
-        except Cancelled:
+        elif isinstance(error, LeaseLost | StorageError):
+            raise error  # it is taken over, by this worker or another one
+        elif isinstance(error, Cancelled):
             self._finish(job, entry)
             self._tell(entry.key, "was cancelled")
-        except BaseException as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
+        else:  # the pipeline's own; it is recorded with the run
             self._after_failure(job, entry, call, error)
-        else:
-            self._outages = 0
-            if entry.group:
-                self._finish(job, entry)
-            else:  # it ended with the run, and so did the lease
-                self._leases.forget(lease)
-            self._tell(entry.key, "is completed")
 
     def _rest(self) -> float:
         """The store failed a run. So it would fail the next ones: take none for some seconds, which are answered."""

@@ -35,8 +35,7 @@ class Delayed:
             return self._heap[0][0] if self._heap else float("inf")
 
     def due(self) -> Iterator[Entry]:
-        """What is due now, the longest first; ends at one that was neither taken nor put back."""
-        self._read()
+        """What is due now of what was read, the longest first; ends at one that was neither taken nor put back."""
         last: Entry | None = None
         while True:
             with self._lock:
@@ -56,8 +55,8 @@ class Delayed:
             with self._lock:
                 heapq.heappush(self._heap, (time.time() + wait_s, entry.seq, entry))
 
-    def _read(self) -> None:
-        """Those that were submitted since the last look."""
+    def read(self) -> None:
+        """Learn of those that were submitted since the last time."""
         while page := self._store.list(self._job, tags={"state": DELAYED}, after=self._read_to, limit=_PAGE):
             self._read_to = page[-1].seq
             with self._lock:

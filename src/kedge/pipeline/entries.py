@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from kedge.errors import InvalidName, NotFound, did_you_mean
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
+from kedge.ports import Provided
+from kedge.store.request import parse_request
 
 from .inbox import is_run_key
 from .keys import arguments, digest_of, parameters_of
@@ -183,21 +185,22 @@ def save_entry(
     after: str = "",
     tags: Mapping[str, str] | None = None,
     state: str | None = None,
+    provided: Provided | None = None,
 ) -> str:
     """Make an entry durable, once, and answer its ID: `after` is the ID of the one it replaces, NotFound if that and
-    what has replaced it are gone."""
+    what has replaced it are gone. Unmet if what it is `provided` with is not so."""
     if state is None:
         state = DELAYED if entry["due_at"] > time.time() else ready(entry["priority"])
-    return store.save(
+    request = parse_request(
         job,
         entry["pipeline"],
-        call,
-        level="pipeline",
+        "pipeline",
         parent=after or None,
         tags={"state": state, "run": entry["run"], **(tags or {})},
         metadata={**entry, "kind": "entry"},
         idempotency_key=after_key(after) if after else None,
     )
+    return store.save_request(replace(request, provided=provided), call)
 
 
 def drop_entry(store: CheckpointManager, entry_id: str) -> None:

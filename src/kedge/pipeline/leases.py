@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from kedge.manager import CheckpointManager
@@ -22,10 +22,13 @@ class Leases:
         self._held: dict[Lease, float] = {}  # when it was taken or renewed
 
     @contextmanager
-    def hold(self, key: str) -> Iterator[Lease]:
-        """The right to write a run, for as long as the block runs; LeaseHeld when somebody else has it (I5)."""
+    def hold(self, key: str, take: Callable[[], Lease] | None = None) -> Iterator[Lease]:
+        """The right to write a run, for as long as the block runs; LeaseHeld when somebody else has it (I5).
+
+        `take` takes it, where it is taken with something else.
+        """
         taken_at = time.monotonic()
-        lease = self._store.take_lease(key, default_holder(), self._ttl_s)
+        lease = take() if take else self._store.take_lease(key, default_holder(), self._ttl_s)
         with self._lock:
             self._held[lease] = taken_at
         try:

@@ -14,7 +14,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Job, Lease, RunStatus
 from kedge.ports import Then
 from kedge.store.lease import is_holder_gone, machine, started
-from kedge.store.request import parse_request
+from kedge.store.request import Request, parse_request
 
 from .leases import Leases
 
@@ -113,7 +113,12 @@ def save_status(
     metadata: Mapping[str, object],
     then: Then | None = None,
 ) -> None:
-    request = parse_request(
+    store.save_request(replace(status_request(lease, status, metadata), then=then), state)
+
+
+def status_request(lease: Lease, status: RunStatus, metadata: Mapping[str, object]) -> Request:
+    """A status record of a run."""
+    return parse_request(
         lease.job,
         f"run {status}",
         CheckpointLevel.PIPELINE,
@@ -121,7 +126,6 @@ def save_status(
         metadata={**metadata, "kind": "run", "status": str(status)},
         lease=lease,
     )
-    store.save_request(replace(request, then=then), state)
 
 
 def held_by_another(key: str, error: LeaseHeld) -> LeaseHeld:

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kedge.errors import Cancelled, Conflict, NotFound, StepTimeout, Validation
+from kedge.errors import Cancelled, Conflict, NotFound, QueueFull, StepTimeout, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import MAX_STEP_CHARACTERS, RunStatus
+from kedge.ports import Provided, Unmet
 
 from . import kept
 from .cancellation import cancel
@@ -118,25 +119,30 @@ class Queue:
         inputs = inputs_of(pipeline.name, call)
         is_own = submission.key is not None and deduplicate  # else the key is made of them
         handle = Handle(self.store, name, self._job, inputs=inputs if is_own else "")
-        if (earlier := self.store.list(self._job, tags={"run": name}, limit=1)) and deduplicate:
-            check_same_call(name, earlier[0].metadata, inputs)
-            return handle
-        if is_own:
-            check_same_run(self.store, name, inputs)
-        self._limits.check_room()
         due_at = time.time() + submission.delay_s if submission.delay_s else 0.0
         priority, retries, group = submission.priority, submission.retries, submission.group
-        self._put(
-            new_entry(name, pipeline.name, inputs, priority=priority, due_at=due_at, retries=retries, group=group), call
-        )
+        entry = new_entry(name, pipeline.name, inputs, priority=priority, due_at=due_at, retries=retries, group=group)
+        try:
+            self._limits.check_room()
+            self._put(entry, call, Provided(absent_jobs=(name,), absent_tag=("run", name)) if deduplicate else None)
+        except (QueueFull, Unmet):
+            if not deduplicate:
+                raise
+            if earlier := self.store.list(self._job, tags={"run": name}, limit=1):
+                check_same_call(name, earlier[0].metadata, inputs)
+                return handle
+            if is_own:
+                check_same_run(self.store, name, inputs)
+            self._limits.check_room()
+            self._put(entry, call)
         return handle
 
-    def _put(self, entry: Mapping[str, Any], call: object) -> None:
+    def _put(self, entry: Mapping[str, Any], call: object, provided: Provided | None = None) -> None:
         if group := entry["group"]:
-            save_entry(self.store, self._job, entry, call, tags=held_tags(group), state=HELD)
+            save_entry(self.store, self._job, entry, call, tags=held_tags(group), state=HELD, provided=provided)
             advance(self.store, self._job, group)
         else:
-            save_entry(self.store, self._job, entry, call)
+            save_entry(self.store, self._job, entry, call, provided=provided)
 
     def limit(
         self, *, concurrency: int | None = None, rate_per_s: float | None = None, max_queued: int | None = None

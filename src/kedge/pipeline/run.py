@@ -13,18 +13,20 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from kedge.errors import Conflict, LeaseHeld, LeaseLost, Validation
+from kedge.errors import Conflict, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import LOG_LEVELS, CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.ports import Then
 
 from .approval import Approval
+from .beginning import Beginning, Taking
 from .inbox import opened, parse_run_key
 from .keys import Path, show
 from .outcome import say_what_follows, status_after
-from .owner import held_by_another, take_lease, this_command
+from .owner import this_command
 from .place import Place, place_in
 from .retry import Retry, parse_timeout
 from .session import Session, not_entered
@@ -43,7 +45,6 @@ from .wait import (
     sleep_call,
     wait_for_approval,
 )
-from .watch import watch_here
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -74,6 +75,7 @@ class Run:
         progress: bool | None = None,
         timeout_s: float | None = None,
         lease: Lease | None = None,
+        taking: Taking | None = None,
         queue: str = "",
         origin: Mapping[str, object] | None = None,
         parent: Run | None = None,
@@ -81,9 +83,9 @@ class Run:
         """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case.
 
         After `timeout_s` from its first beginning, pauses included, the run fails with StepTimeout. `lease` is that of
-        the run, if the caller holds it. `queue` is the one whose worker carries it out. `origin` is with what it can be
-        started again: the program (`this_command`), or what was submitted, {"entry": …, "call": …}. `parent` is the run
-        in this process that started it.
+        the run, if the caller holds it; `taking` how a worker takes it. `queue` is the one whose worker carries it out.
+        `origin` is with what it can be started again: the program (`this_command`), or what was submitted,
+        {"entry": …, "call": …}. `parent` is the run in this process that started it.
         """
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
@@ -97,6 +99,7 @@ class Run:
         self._progress = progress
         self._timeout_s = parse_timeout(timeout_s)
         self._held = lease
+        self._taking = taking
         self._queue = queue
         self._origin = this_command() if origin is None else origin
         self._parent = parent
@@ -135,13 +138,9 @@ class Run:
             raise Conflict(f"run {self.key} is entered already", hint="make another one with kedge.run()")
         with ExitStack() as stack:
             store = stack.enter_context(opened(self._given, create=True))
-            try:
-                lease = self._held or stack.enter_context(take_lease(store, self.key, self._ttl_s))
-            except LeaseHeld as error:
-                raise held_by_another(self.key, error) from error
-            session = Session(
+            make = partial(
+                Session,
                 store,
-                lease,
                 version=self.version,
                 pipeline=self.pipeline,
                 grace_s=self._grace_s,
@@ -149,16 +148,10 @@ class Run:
                 timeout_s=self._timeout_s,
                 queue=self._queue,
                 parent="" if self._parent is None else self._parent.key,
-                then=None if self._held else Then(releases_lease=True),
+                then=None if self._held or self._taking else Then(releases_lease=True),
             )
-            stack.callback(session.isolation.close)
-            watch = watch_here()  # another one, where several threads make the first
-            watch.add(session)
-            stack.callback(watch.remove, session)
-            if self._wants_signals:
-                session.signals.install()
-            stack.callback(session.signals.restore)
-            session.record(RunStatus.RUNNING, origin=self._origin)
+            beginning = Beginning(store, self.key, self._ttl_s, make, self._origin, self._wants_signals)
+            session = beginning.enter(stack, self._held, self._taking)
             stack.enter_context(run_span(session, self._origin))
             stack.enter_context(Place(self).entered())
             self._session, self._steps, self._stack = session, Steps(session), stack.pop_all()

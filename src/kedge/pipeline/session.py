@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, LeaseLost, StepTimeout, StorageError
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
-from kedge.ports import Then
+from kedge.model import INBOX_SUFFIX, Checkpoint, CheckpointLevel, Lease, RunStatus
+from kedge.ports import Mark, Provided, Then
+from kedge.store.lease import boot_clock_s
+from kedge.store.request import Request
 
 from .account import Account, Waiting
 from .attempt import Isolation
@@ -24,7 +27,7 @@ from .failure import Failure, one_line, traceback_of
 from .inbox import CANCEL, ITEMS, Inbox, SignalMessages
 from .kept import KeptFailures
 from .keys import Path, show, step_key
-from .owner import newest_status, save_status, this_process
+from .owner import newest_status, save_status, status_request, this_process
 from .progress import watcher
 from .signals import Paused, Signals
 from .telemetry import measured
@@ -52,21 +55,20 @@ class Session:
         queue: str = "",
         parent: str = "",
         then: Then | None = None,
+        is_first: bool = False,
     ) -> None:
         """Raises Conflict when the job is no run, or that of another pipeline, and Cancelled when it was cancelled.
 
         `timeout_s` counts from when the run first began, in whatever session. `queue` is the one whose worker this is,
-        `parent` the run that started this one.
+        `parent` the run that started this one. `is_first`: nothing was saved before, and nobody has told it anything.
         """
         self.store = store
         self.lease = lease
         self.key = lease.job
-        self.version = version
-        self.pipeline = pipeline
-        self.queue = queue
-        self.parent = parent
-        self.number = 1
-        self.is_new = False  # nothing was saved for the run before this session
+        self.version, self.pipeline = version, pipeline
+        self.queue, self.parent = queue, parent
+        self.number, self.is_first = 1, is_first
+        self._alone_until = boot_clock_s() + lease.ttl_s / 2 if is_first else 0.0
         self.is_imported = False  # some of the run's steps were done by an older system
         self.is_open = True
         self.signals = Signals(grace_s)
@@ -76,6 +78,7 @@ class Session:
         self.began_at = self.session_began_at = time.time()  # of the run; of this session
         self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
         self.then = then  # what else is done in the transaction in which the run is completed
+        self.is_released: Callable[[], None] = lambda: None  # called when that was to release the lease
         self.completed_at: datetime | None = None  # in an earlier session
         self.chosen_items: dict[str, set[str]] = {}  # by map: only these of the failed ones are tried again
         self._timeout_s = timeout_s
@@ -92,10 +95,9 @@ class Session:
 
     def _continue_history(self) -> Checkpoint | None:
         """The newest status record of the sessions before this one; what it says is taken over."""
-        job = self.store.store.job(self.key)
+        job = None if self.is_first else self.store.store.job(self.key)
         if job is None or not job.checkpoints:
-            self.is_new = True
-            if not self.queue:  # what nobody submitted cannot be cancelled before it has a record
+            if self.is_first or not self.queue:  # what nobody submitted cannot be cancelled before it has a record
                 self._inbox_at = time.monotonic() + INBOX_EVERY_S
             return None
         newest = newest_status(self.store, self.key)
@@ -130,6 +132,12 @@ class Session:
         """What tells this run from one that had the same key before it was deleted."""
         return f"{self.store.namespace}:{self.key}:{self.began_at!r}"
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether all there is of the run was surely saved by this session: the lease that began it cannot have run
+        out. A process that was suspended finds that it may have, and looks what the next owner has done."""
+        return self.is_first and boot_clock_s() < self._alone_until
+
     # Records
 
     def save(
@@ -157,7 +165,22 @@ class Session:
         self, status: RunStatus, *, error: BaseException | None = None, origin: Mapping[str, object] | None = None
     ) -> None:
         """The run's status as a checkpoint, with what this session has done so far; `origin`: how it was started."""
-        state = {**self.account.names(), **(origin or {})}
+        then = self.then if status is RunStatus.COMPLETED else None
+        save_status(self.store, self.lease, status, *self._described(status, error, origin), then)
+        if then is not None and then.releases_lease:
+            self.is_released()
+
+    def first_record(self, origin: Mapping[str, object], marks: Mark | None) -> tuple[Request, object]:
+        """The status record with which a run begins: it takes the lease of a run that there is not yet (I5)."""
+        state, metadata = self._described(RunStatus.RUNNING, None, origin)
+        provided = Provided(absent_jobs=(self.key + INBOX_SUFFIX,), takes=self.lease, marks=marks)
+        return replace(status_request(self.lease, RunStatus.RUNNING, metadata), provided=provided), state
+
+    def _described(
+        self, status: RunStatus, error: BaseException | None, origin: Mapping[str, object] | None
+    ) -> tuple[dict[str, object], dict[str, object]]:
+        """State and metadata of a status record."""
+        state: dict[str, object] = {**self.account.names(), **(origin or {})}
         metadata: dict[str, object] = {
             "session": self.number,
             "began_at": self.began_at,
@@ -190,8 +213,7 @@ class Session:
             state["failure"] = Failure.of(error).state()
         if status is RunStatus.COMPLETED and self.result is not None:
             state["result"] = self.result[0]
-        then = self.then if status is RunStatus.COMPLETED else None
-        save_status(self.store, self.lease, status, state, metadata, then)
+        return state, metadata
 
     def record_progress(self, done: int, total: int | None) -> None:
         """Durable with the next status record; one is made for it every ten seconds."""

@@ -119,8 +119,8 @@ class Steps:
         self._claimed: set[Path] = set()
         self._ahead: dict[str, tuple[Checkpoint, Callable[[], object]]] = {}
         # Of a run that began here: the keys under which anything is saved. Nobody else saves while we hold its lease
-        # (I5): a save of ours is refused if anybody has. Else None, and the store is asked.
-        self._saved_here: set[str] | None = set() if session.is_new else None
+        # (I5), which we do while the session is alone. Else None, and the store is asked.
+        self._saved_here: set[str] | None = set() if session.is_first else None
 
     def run(self, place: Place, call: Call) -> Any:
         """The result of a step; durable when this returns."""
@@ -251,7 +251,7 @@ class Steps:
         store = self._session.store
         if (ahead := self._ahead.pop(key, None)) is not None:
             return ahead[1]()
-        if self._saved_here is not None and key not in self._saved_here:
+        if self._saved_here is not None and key not in self._saved_here and self._session.is_alone:
             return None
         if (saved := store.load_by_key(self._session.key, key)) is None:
             return None

@@ -46,7 +46,8 @@ class Index(Catalogue, Protocol):
         `seq` is given: what is copied or rebuilt may come without its ancestors; a used ID is IdTaken; a `key_id` that
         is not the current one is KeysChanged; the first save of a job without a `key_id` in an encrypted store is a
         Conflict (I10).
-        What `then` says is done in the same transaction, and refused by nothing.
+        What `then` says is done in the same transaction, and refused by nothing. What a record is `provided` with is
+        looked at, and done, there too: Unmet where it is not so, unless this very record landed before.
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.
         """

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kedge.errors import Corrupted
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, new_checkpoint, to_datetime, to_us
 
-from .values import Chunk, Then, digest_of
+from .values import Chunk, Provided, Then, digest_of
 
 SEQ_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
@@ -55,6 +55,7 @@ class NewCheckpoint:
     status: CheckpointStatus = CheckpointStatus.CREATED
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
     then: Then | None = None
+    provided: Provided | None = None
 
     @classmethod
     def of(cls, source: Checkpoint, manifest: bytes) -> NewCheckpoint:
@@ -166,7 +167,8 @@ def lasting(row: Checkpoint | NewCheckpoint, job: str, created_us: int) -> list[
 SMALL = tuple(
     name
     for name in NewCheckpoint.__slots__
-    if name not in {"tags", "has_chunks", "new_chunks", "reused_chunks", "takes_key_from", "seq", "key_id", "then"}
+    if name
+    not in {"tags", "has_chunks", "new_chunks", "reused_chunks", "takes_key_from", "seq", "key_id", "then", "provided"}
 )
 small_values = attrgetter(*SMALL)
 

@@ -9,7 +9,7 @@ from enum import KEEP, IntFlag
 from blake3 import blake3
 
 from kedge.errors import UnsupportedFormat
-from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, Job
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, Job, Lease
 from kedge.version import __version__
 
 Buffer = bytes | bytearray | memoryview
@@ -104,6 +104,25 @@ class Then:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Tags that a checkpoint gets, if it has those in `seen` until then."""
+
+    checkpoint_id: CheckpointId
+    seen: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """What must be so for a save to be made, looked at in its transaction: else Unmet, and nothing was changed."""
+
+    absent_jobs: Sequence[str] = ()  # there is no such job
+    absent_tag: tuple[str, str] | None = None  # no checkpoint of its job has this tag
+    takes: Lease | None = None  # its job does not exist either: this, its first lease, is taken with the save (I5)
+    marks: Mark | None = None  # done with the save
+
+
+@dataclass(frozen=True, slots=True)
 class NewEnvelope:
     """The metadata of an encrypted row, sealed anew because tags it proves have changed (I10)."""
 
@@ -164,6 +183,10 @@ class KeysChanged(Exception):
 
 class RowChanged(Exception):
     """Raised by `Index.update` and `reseal`: the row has another envelope than the one that was looked at."""
+
+
+class Unmet(Exception):
+    """Raised by `Index.commit`: what a save was `Provided` with is not so."""
 
 
 class IdTaken(Exception):

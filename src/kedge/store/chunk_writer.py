@@ -29,7 +29,18 @@ import zstandard
 from kedge.blobs.shelter import give_up_if_abandoned
 from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, ZERO, Deferred, Entry, digest_of_zeros, is_zero
 from kedge.errors import Conflict, NotFound, StorageError, Validation
-from kedge.ports import Blobs, BlobWriter, Buffer, Chunk, ChunksGone, Encoding, IdTaken, KeysChanged, digest_of
+from kedge.ports import (
+    Blobs,
+    BlobWriter,
+    Buffer,
+    Chunk,
+    ChunksGone,
+    Encoding,
+    IdTaken,
+    KeysChanged,
+    Unmet,
+    digest_of,
+)
 
 from .record import Draft, append_record
 
@@ -41,7 +52,8 @@ BUNDLE_BYTES = 1 << 20  # small chunks are written together
 _TRY_BYTES = 256  # less does not shrink by itself
 _DOUBT_BYTES = 16 * 1024  # from here on a sample costs much less than trying
 _PENDING = Entry(0, ZERO)
-_REFUSALS = (Conflict, NotFound, Validation, ChunksGone, IdTaken, KeysChanged)  # of a commit, which has not happened
+# Of a commit, which has not happened.
+_REFUSALS = (Conflict, NotFound, Validation, ChunksGone, IdTaken, KeysChanged, Unmet)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
 _Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
 

@@ -6,8 +6,9 @@ import hashlib
 import os
 import socket
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from kedge.blobs.shelter import give_up_if_abandoned, run
@@ -15,10 +16,17 @@ from kedge.errors import LeaseLost, Validation
 from kedge.model import Lease
 from kedge.ports import Catalogue
 
+FIRST_TOKEN = 1  # of a job's first lease
+
 
 def default_holder() -> str:
     """This process, so that others can recognise it: host, number, when it started, and where such numbers count."""
     return f"{socket.gethostname()}:{os.getpid()}:{started(os.getpid())}:{_machine_digest()}"
+
+
+def boot_clock_s() -> float:
+    """A clock that nobody sets, and that goes on while the machine sleeps (I4)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def is_holder_gone(holder: str) -> bool:
@@ -54,29 +62,33 @@ def started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-class _Holding:
+class Holding:
     """A lease, and the thread that renews it. It ends when somebody says so, or when nobody has it any more."""
 
-    def __init__(self, leases: Catalogue, job: str, holder: str, ttl_s: float) -> None:
-        self.lease = leases.acquire_lease(job, holder, ttl_s)
+    def __init__(self, leases: Catalogue, lease: Lease) -> None:
+        self.lease = lease
+        self._is_released = False
         self._leases = leases
         self._stop = threading.Event()
         me = weakref.ref(self)  # an interrupt may drop the holder anywhere: then the lease is given back too
         self._thread = threading.Thread(
-            target=_renew, args=(me, leases, self.lease, self._stop, ttl_s / 3), name=f"kedge-lease-{job}", daemon=True
+            target=_renew, args=(me, leases, lease, self._stop), name=f"kedge-lease-{lease.job}", daemon=True
         )
         self._thread.start()
+
+    def forget(self) -> None:
+        """A save has released it."""
+        self._is_released = True
 
     def end(self) -> None:
         self._stop.set()
         self._thread.join()
-        self._leases.release_lease(self.lease)
+        if not self._is_released:
+            self._leases.release_lease(self.lease)
 
 
-def _renew(
-    holding: weakref.ref[_Holding], leases: Catalogue, lease: Lease, stop: threading.Event, every_s: float
-) -> None:
-    while not stop.wait(every_s):
+def _renew(holding: weakref.ref[Holding], leases: Catalogue, lease: Lease, stop: threading.Event) -> None:
+    while not stop.wait(lease.ttl_s / 3):
         with suppress(Exception):  # busy or unreachable just now; the index refuses our writes if it lasts too long
             try:
                 if holding() is None:
@@ -94,17 +106,28 @@ def hold(leases: Catalogue, job: str, *, ttl_s: float, holder: str | None = None
     A thread renews it every third of `ttl_s`. If that fails, for example because the process was suspended for
     longer than the lease, the next write with it is refused by the index: the thread need not say anything.
     """
+    check_ttl(ttl_s)
+    with hold_taken(leases, lambda: leases.acquire_lease(job, holder or default_holder(), ttl_s)) as holding:
+        yield holding.lease
+
+
+def check_ttl(ttl_s: float) -> None:
     if not isinstance(ttl_s, int | float) or not 0.1 <= ttl_s <= 86_400:
         raise Validation(f"a lease of {ttl_s!r} s makes no sense", hint="use 0.1 to 86400 seconds")
-    holding = run(_begin, leases, job, holder, ttl_s)
+
+
+@contextmanager
+def hold_taken(leases: Catalogue, take: Callable[[], Lease]) -> Iterator[Holding]:
+    """The same for a lease that `take` takes. Who releases it by a save says so: `Holding.forget`."""
+    holding = run(_begin, leases, take)
     try:
-        yield holding.lease
+        yield holding
     finally:
         run(holding.end)
 
 
-def _begin(leases: Catalogue, job: str, holder: str | None, ttl_s: float) -> _Holding:
-    holding = _Holding(leases, job, holder or default_holder(), ttl_s)
+def _begin(leases: Catalogue, take: Callable[[], Lease]) -> Holding:
+    holding = Holding(leases, take())
     try:
         give_up_if_abandoned()
     except BaseException:

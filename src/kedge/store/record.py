@@ -34,7 +34,7 @@ _HEAD = struct.Struct("<8sHHI16s")  # magic, kind, encoding, payload length, wri
 _HEAD_BYTES = _HEAD.size + 32
 _OLD_HEADER_BYTES = 48  # of a pack, as far as it says something
 # What a record in a pack does not say of a save: what mattered to its commit alone, and what `chunks` says.
-_UNPACKED = {"new_chunks", "reused_chunks", "lease_token", "takes_key_from", "status", "key_id", "then"}
+_UNPACKED = {"new_chunks", "reused_chunks", "lease_token", "takes_key_from", "status", "key_id", "then", "provided"}
 _NAMES = {"is_pinned": "pinned", "metadata_json": "metadata", "idempotency_key": "key"}
 _PACKED = {
     field.name: _NAMES.get(field.name, field.name) for field in fields(NewCheckpoint) if field.name not in _UNPACKED
@@ -71,6 +71,7 @@ def new_record(
         idempotency_key=key,
         takes_key_from=request.takes_key_from,
         then=request.then,
+        provided=request.provided,
         request_digest=digest_of(f"{request.level}\0{request.step}\0".encode() + content) if key else b"",
     )
 

@@ -20,7 +20,7 @@ from kedge.model import (
     parse_step,
     parse_tags,
 )
-from kedge.ports import NewCheckpoint, Then
+from kedge.ports import NewCheckpoint, Provided, Then
 
 if TYPE_CHECKING:
     from . import Store
@@ -49,6 +49,7 @@ class Request:
     checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
     created_us: int | None = None
     then: Then | None = None  # what the save does besides; not over HTTP
+    provided: Provided | None = None  # what must be so; over HTTP, nothing is
 
     def to_json(self) -> Document:
         """The head of a save over HTTP, but its job."""

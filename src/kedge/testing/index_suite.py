@@ -28,6 +28,7 @@ from kedge.ports import (
 )
 
 from .index_care_suite import IndexCareSuite
+from .index_condition_suite import IndexConditionSuite
 from .index_fixtures import chunk, record, references, save, with_chunks
 from .index_query_suite import IndexQuerySuite
 from .index_record_suite import IndexRecordSuite
@@ -35,7 +36,7 @@ from .index_record_suite import IndexRecordSuite
 __all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "with_chunks"]
 
 
-class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
+class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexRecordSuite):
     """All of it. Derive from it and say how to open the adapter."""
 
     # commit

@@ -19,8 +19,20 @@ import pytest
 import kedge
 from kedge.errors import LeaseHeld, LeaseLost, OutcomeUnknown, Unavailable
 from kedge.index.group_commit import Save, Waiting
-from kedge.model import CheckpointStatus
-from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint, Seen, Selection, Then, Update
+from kedge.model import MAX_TAGS, CheckpointId, CheckpointStatus, Lease
+from kedge.ports import (
+    KEYS,
+    ChunksGone,
+    KeysChanged,
+    Mark,
+    NewCheckpoint,
+    Provided,
+    Seen,
+    Selection,
+    Then,
+    Unmet,
+    Update,
+)
 from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
 from tests.waiting import wait_for
@@ -252,6 +264,38 @@ def old_key(index: PostgresIndex, *beside: NewCheckpoint) -> None:
     save(index, *beside, record(key_id="old"))
 
 
+def begun(job: str, **conditions: Any) -> NewCheckpoint:
+    provided = Provided(takes=Lease(job, 1, "me", 60), **conditions)
+    return record(job, lease_token=1, provided=provided)
+
+
+def begun_job(index: PostgresIndex) -> None:
+    save(index, begun("job"))
+
+
+def absent_job(index: PostgresIndex) -> None:
+    save(index, begun("new", absent_jobs=("beside",)))
+
+
+def absent_tag(index: PostgresIndex) -> None:
+    save(index, record(tags={"run": "r"}))
+    save(index, record(tags={"run": "r"}, provided=Provided(absent_tag=("run", "r"))))
+
+
+def marked_otherwise(index: PostgresIndex) -> None:
+    entry = save(index, record("beside", tags={"state": "held"}))[0]
+    save(index, begun("new", marks=Mark(entry.id, {"state": "ready"}, {"state": "running"})))
+
+
+def marked_nothing(index: PostgresIndex) -> None:
+    save(index, begun("new", marks=Mark(CheckpointId("gone_1_00000000"), {}, {"state": "running"})))
+
+
+def marked_too_much(index: PostgresIndex) -> None:
+    entry = save(index, record("beside", tags={f"t{n}": "" for n in range(MAX_TAGS)}))[0]
+    save(index, begun("new", marks=Mark(entry.id, {}, {"state": "running"})))
+
+
 SAFEGUARDS: list[tuple[str, Any, str, str]] = [
     ("save_1", refused_lease, "coalesce(l.is_live AND l.token = new.token, false)", "true"),
     ("save_1", held_lease, "l.is_live IS NOT TRUE", "true"),
@@ -266,6 +310,50 @@ SAFEGUARDS: list[tuple[str, Any, str, str]] = [
     ("save_one_1", old_key, "kedge.has_key_1(namespace, key_id, seq = 1)", "true"),
     ("has_key_1", old_key, "key_id IS NOT DISTINCT FROM", "true OR key_id IS NOT DISTINCT FROM"),
 ]
+CONDITIONS: list[tuple[Any, str, str]] = [
+    (absent_job, "j.ns_no = ns AND j.name = name_", "false"),
+    (absent_tag, "t.job_no = number AND", "false AND"),
+    (marked_otherwise, "NOT old @> seen::jsonb", "false"),
+    (marked_nothing, "old IS NULL OR", "false OR"),
+    (marked_too_much, "> most THEN", "> 1000 THEN"),
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition[0].__name__)
+def test_each_condition_is_what_refuses(index: PostgresIndex, url: str, condition: tuple[Any, str, str]) -> None:
+    """With the check the save is refused; without it, and with nothing else changed, it is not."""
+    attempt, check, nothing = condition
+    save(index)
+    save(index, record("beside"))
+    with pytest.raises(Unmet):
+        attempt(index)
+    assert index.job("new") is None
+    remove(url, "save_if_1", check, nothing)
+    index.delete([saved.id for saved in index.list("job")], actor="me")
+    attempt(index)
+
+
+def test_a_job_that_exists_is_not_begun(index: PostgresIndex, url: str) -> None:
+    save(index)
+    with pytest.raises(Unmet):
+        begun_job(index)
+    remove(url, "save_if_1", "j.ns_no = ns AND j.name = name_", "false")
+    begun_job(index)  # and so takes the lease of a job that others write
+
+
+def test_what_cannot_be_decided_takes_no_lease(index: PostgresIndex, url: str) -> None:
+    """A key that is not the current one is found out behind the lease, if nobody looks before it is taken (I10)."""
+    lost = replace(begun("new"), key_id="old")
+    with pytest.raises(KeysChanged):
+        save(index, lost)
+    remove(url, "save_if_1", "NOT kedge.has_key_1(namespace, key_id, true)", "false")
+    with pytest.raises(KeysChanged):
+        save(index, lost)
+    assert index.job("new") is None
+    remove(url, "save_if_1", "RAISE EXCEPTION USING MESSAGE = 'save must be looked at by itself: ' || id_;", "")
+    with pytest.raises(Unmet):  # by itself, under its own lease
+        save(index, lost)
+    assert index.job("new") is not None
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: f"{safeguard[0]}-{safeguard[1].__name__}")
@@ -591,7 +679,7 @@ def test_a_store_of_an_earlier_kedge_gets_the_steps_it_lacks(url: str) -> None:
         store.save("job", "step", {"n": 2})
         assert [found.seq for found in store.list("job")] == [1, 2]
     assert sql(url, "SELECT key, value FROM kedge.meta WHERE key IN ('format', 'schema') ORDER BY key") == [
-        ("format", "1"), ("schema", "2"),
+        ("format", "1"), ("schema", "3"),
     ]  # fmt: skip
 
 
@@ -838,6 +926,45 @@ def test_the_checkpoints_of_a_job_are_one_statement(index: PostgresIndex, monkey
         statements.clear()
         assert read() == wanted
         assert len(statements) == 1
+
+
+def test_a_run_of_one_step_takes_three_round_trips(url: str, asked: list[object]) -> None:
+    def carry_out(key: str) -> None:
+        with kedge.run(key, store=store, progress=False) as run:
+            run.step("only", lambda: 1)
+
+    with kedge.open(url) as store:
+        carry_out("warm")
+        asked.clear()
+        carry_out("first")
+        assert len(asked) == 3
+        assert [event.action for event in store.events(limit=5, newest=True)] == [
+            "lease", "save", "save", "save", "release",
+        ]  # fmt: skip
+
+
+def test_a_submission_takes_one_round_trip_and_a_worker_three(url: str, asked: list[object]) -> None:
+    from kedge.pipeline.consumer import Worker
+
+    @kedge.pipeline
+    def work(number: int) -> int:
+        return number
+
+    with kedge.open(url) as store:
+        queue = kedge.queue("q", store=store)
+        queue.submit(work, 1)
+        Worker(store, ["q"], {"work": work}).serve(until_empty=True)
+        asked.clear()
+        handle = queue.submit(work, 2)
+        assert len(asked) == 1
+        worker = Worker(store, ["q"], {"work": work})
+        asked.clear()
+        worker.serve(until_empty=True)
+        assert handle.result(0) == 2
+        calls = [str(query) for query in asked]
+        assert len([call for call in calls if "save_if_1" in call]) == 1  # lease, beginning and mark
+        assert len([call for call in calls if "release_1" in call]) == 1  # the end
+        assert not [call for call in calls if "lease_1(" in call.replace("release_1(", "") or "tag_1(" in call]
 
 
 # tags and deletions by functions of the server

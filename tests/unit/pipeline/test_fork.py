@@ -159,7 +159,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, store: CheckpointManager, count: int,
 
         return call
 
-    monkeypatch.setattr(store, "save", guarded(store.save))
+    monkeypatch.setattr(store, "save_request", guarded(store.save_request))
     monkeypatch.setattr(store.store, "branch", guarded(store.store.branch))
 
 

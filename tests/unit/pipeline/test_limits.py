@@ -250,6 +250,6 @@ def test_a_run_has_one_entry_although_it_was_tried_before_another_one_advances_i
     with monkeypatch.context() as patch:
         patch.setattr("kedge.pipeline.queues.advance", lambda *_: None)
         queue.submit(work, "a1", group="a", retries=1)
-    before_first(monkeypatch, store, "save", try_once)
+    before_first(monkeypatch, store, "save_request", try_once)
     advance(store, queue_job("q"), "a")
     assert [(entry.state, entry.attempts) for entry in queue.entries()] == [(DELAYED, 1)]

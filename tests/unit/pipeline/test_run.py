@@ -371,6 +371,23 @@ def test_one_owner_at_a_time_and_a_stale_one_is_refused(store: CheckpointManager
     assert find_run(store, "r").status == "completed"  # not overwritten by the stale one
 
 
+@pytest.mark.parametrize("suspended_s", [pytest.param(0, marks=pytest.mark.mutant), 31])
+def test_a_run_that_was_suspended_finds_what_the_next_owner_has_done(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch, suspended_s: int
+) -> None:
+    """Its first session looks for no steps while nobody can have taken its lease. One whose clock stands still does."""
+    clock = [0.0]
+    monkeypatch.setattr("kedge.pipeline.session.boot_clock_s", lambda: clock[0])
+    charge = Counted(lambda: "paid")
+    with pytest.raises(kedge.LeaseLost), kedge.run("r", store=store) as stale:
+        store.break_lease(stale.lease)
+        with kedge.run("r", store=store) as run:
+            run.step("charge", charge)
+        clock[0] += suspended_s
+        assert stale.step("charge", charge) == "paid"
+    assert charge.calls == (1 if suspended_s else 2)
+
+
 def test_a_key_belongs_to_one_pipeline_and_a_job_that_is_no_run_is_left_alone(store: CheckpointManager) -> None:
     @kedge.pipeline
     def a() -> int:

@@ -56,7 +56,7 @@ def test_a_due_run_is_not_forgotten_when_the_store_fails(
     store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = queue.submit(work, 7, delay_s=0.01)
-    _fail_once(monkeypatch, store, "tag")
+    _fail_once(monkeypatch, Leases, "hold")
     said = serve(store, work)
     assert "cannot be carried out now" in said[0]
     assert handle.result(0) == 7
@@ -72,15 +72,15 @@ def test_a_worker_outlives_an_outage_of_its_store(
     assert handle.result(0) == 7
 
 
-def _fail_once(monkeypatch: pytest.MonkeyPatch, store: CheckpointManager, name: str) -> None:
-    method, failures = getattr(store, name), [Unavailable("the database is away", hint="wait")]
+def _fail_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    method, failures = getattr(owner, name), [Unavailable("the database is away", hint="wait")]
 
     def fails(*args: Any, **options: Any) -> Any:
         if failures:
             raise failures.pop()
         return method(*args, **options)
 
-    monkeypatch.setattr(store, name, fails)
+    monkeypatch.setattr(owner, name, fails)
 
 
 def test_an_outage_is_no_failed_attempt(store: CheckpointManager, queue: kedge.Queue) -> None:
@@ -116,7 +116,7 @@ def test_a_worker_rests_when_the_store_fails_a_run(
     monkeypatch.setattr(Heartbeat, "beat", lambda self: (looks.append(1), beat(self)))
     monkeypatch.setattr("kedge.pipeline.consumer.RECOVER_EVERY", 0.002)
     if meets_it == "the worker":
-        monkeypatch.setattr(store, "tag", refuse)
+        monkeypatch.setattr(Leases, "hold", refuse)
     worker = Worker(store, ["q"], {"work": full}, backoff=Retry(delay_s=3600, max_delay_s=3600), lease_s=60)
     thread = threading.Thread(target=worker.serve)
     thread.start()
@@ -196,8 +196,8 @@ def test_a_run_that_ends_while_the_worker_looks_does_not_hide_the_next_one(
         assert may_end.wait(60)
         return number
 
-    def take_late(worker: Worker, threads: Any) -> int:
-        count = take(worker, threads)
+    def take_late(worker: Worker, threads: Any, **options: Any) -> int:
+        count = take(worker, threads, **options)
         if not count and not may_end.is_set():
             may_end.set()
             wait_for(lambda: not worker._at_work, "the first one does not end")

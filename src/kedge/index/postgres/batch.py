@@ -9,7 +9,7 @@ has happened, and `writes` does them one by one, and finds out for each what is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ import ormsgpack
 from kedge.index.group_commit import Save
 from kedge.index.transactions import held, now_us
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, Lease
-from kedge.ports import CheckpointIds, Chunk, NewCheckpoint, Update
+from kedge.ports import CheckpointIds, Chunk, NewCheckpoint, Provided, Unmet, Update
 from kedge.ports.record import LAST_SEQ, checkpoint_of, columns_of
 
 from .server import Array, Connection, run_prepared
@@ -50,7 +50,7 @@ class TakeLease:
     def __call__(self, writes: PostgresWrites) -> Lease:
         return writes.acquire_lease(self.job, self.holder, self.ttl_s)
 
-    def parameters(self, at_us: int) -> tuple[object, ...]:
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         return self.job, self.holder, self.ttl_s, at_us
 
     def outcome(self, answer: Sequence[str], namespace: str) -> Outcome:
@@ -69,7 +69,7 @@ class ReleaseLease:
     def __call__(self, writes: PostgresWrites) -> None:
         writes.end_lease(self.job, self.token)
 
-    def parameters(self, at_us: int) -> tuple[object, ...]:
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         return self.job, self.token, at_us
 
     def outcome(self, answer: bool | None, namespace: str) -> Outcome:
@@ -86,7 +86,7 @@ class Retag:
     def __call__(self, writes: PostgresWrites) -> Checkpoint:
         return writes.update(self.checkpoint_id, self.update, self.actor)
 
-    def parameters(self, at_us: int) -> tuple[object, ...]:
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         return self.checkpoint_id, json.dumps(dict(self.update.tags or {})), MAX_TAGS, at_us, self.actor
 
     def outcome(self, answer: tuple[Any, ...] | None, namespace: str) -> Outcome:
@@ -103,7 +103,7 @@ class Delete:
     def __call__(self, writes: PostgresWrites) -> CheckpointIds:
         return writes.delete(self.checkpoint_ids, self.even_pinned, self.actor)
 
-    def parameters(self, at_us: int) -> tuple[object, ...]:
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         ids = Array("text", tuple(dict.fromkeys(self.checkpoint_ids)))
         return ids, self.even_pinned, at_us, self.actor
 
@@ -111,7 +111,41 @@ class Delete:
         return None if answer is None else ([CheckpointId(gone) for gone in answer],)
 
 
-Quick = Save | TakeLease | ReleaseLease | Retag | Delete
+@dataclass(frozen=True, slots=True)
+class SaveIf:
+    """A save without chunks that is made if something is so."""
+
+    record: NewCheckpoint
+    provided: Provided
+    actor: str
+    sql: ClassVar[str] = f"save_if_1({', '.join(['%s'] * (12 + len(_OF_SAVE) + 2))})"
+
+    @classmethod
+    def of(cls, operation: Quick) -> Quick:
+        """The same as such a save, where it is one."""
+        if isinstance(operation, Save) and len(operation.records) == 1:
+            (record,) = operation.records
+            if record.provided is not None and record.then is None and _is_alone(record):
+                return cls(record, record.provided, operation.actor)
+        return operation
+
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+        new, takes, marks = self.record, self.provided.takes, self.provided.marks
+        absent = (*self.provided.absent_jobs, *([new.job] if takes else ()))
+        return (
+            Array("text", absent), *(self.provided.absent_tag or (None, None)),
+            *((takes.holder, takes.ttl_s) if takes else (None, None)),
+            *((marks.checkpoint_id, _json(marks.seen), _json(marks.tags)) if marks else (None, None, None)), MAX_TAGS,
+            new.key_id or None, *_values(new, self.actor, ns_no), *_tags(new),
+        )  # fmt: skip
+
+    def outcome(self, answer: Sequence[int] | None, namespace: str) -> Outcome:
+        if not answer:
+            return None if answer is None else Unmet()
+        return ([self.record.saved(answer[0] & LAST_SEQ, self.record.digest.hex())],)
+
+
+Quick = Save | SaveIf | TakeLease | ReleaseLease | Retag | Delete
 
 
 def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, namespace: str) -> list[Outcome]:
@@ -119,6 +153,7 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
 
     What psycopg raises goes to the caller. If the connection is still there then, nothing has been committed.
     """
+    operations = [SaveIf.of(operation) for operation in operations]
     others = [operation for operation in operations if not isinstance(operation, Save)]
     records = [(record, op.actor) for op in operations if isinstance(op, Save) for record in op.records]
     save, of_saves = _save_parameters(records, ns_no, namespace)
@@ -127,7 +162,7 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
     calls += [f"CASE WHEN saved IS NOT NULL THEN kedge.{other.sql} END" for other in behind]
     at_us, parameters = now_us(), list[object]()
     for other in (*others, *behind):
-        parameters += (ns_no, namespace, *other.parameters(at_us))
+        parameters += (ns_no, namespace, *other.parameters(ns_no, at_us))
     sql = f"SELECT {', '.join(calls)} FROM (SELECT {save} AS saved OFFSET 0) s"
     if not (others or behind):
         sql = f"SELECT {save}"
@@ -164,17 +199,33 @@ def _behind(records: Sequence[tuple[NewCheckpoint, str]]) -> Iterator[Delete | R
 def _save_parameters(records: Sequence[tuple[NewCheckpoint, str]], ns_no: int, namespace: str) -> tuple[str, list[Any]]:
     """The function and its parameters; none if there are no saves, or some that must be looked at by themselves."""
     keys = {record.key_id for record, _ in records}
-    if len(keys) != 1 or any(record.seq is not None or record.takes_key_from is not None for record, _ in records):
+    if len(keys) != 1 or any(r.provided is not None or not _is_usual(r) for r, _ in records):
         return "", []
-    if len(records) == 1 and not (records[0][0].new_chunks or records[0][0].reused_chunks):
+    if len(records) == 1 and _is_alone(records[0][0]):
         ((record, actor),) = records
-        of_tags = [Array("text", part) if part else None for part in (record.tags.keys(), record.tags.values())]
-        return _SAVE_ONE, [ns_no, namespace, keys.pop() or None, *_values(record, actor, ns_no), *of_tags]
+        return _SAVE_ONE, [ns_no, namespace, keys.pop() or None, *_values(record, actor, ns_no), *_tags(record)]
     rows = [_values(record, actor, ns_no) for record, actor in records]
     tags = [(n, *tag) for n, (record, _) in enumerate(records, 1) for tag in record.tags.items()]
     placed = _placed([record for record, _ in records])
     heads = (ns_no, namespace, keys.pop() or None)
     return _SAVE, [*heads, *_columns(_OF_SAVE, rows), *_columns(_OF_TAG, tags), *placed]
+
+
+def _is_alone(record: NewCheckpoint) -> bool:
+    """Whether a save is all in its row."""
+    return _is_usual(record) and not (record.new_chunks or record.reused_chunks)
+
+
+def _is_usual(record: NewCheckpoint) -> bool:
+    return record.seq is None and record.takes_key_from is None
+
+
+def _tags(record: NewCheckpoint) -> list[Array | None]:
+    return [Array("text", part) if part else None for part in (record.tags.keys(), record.tags.values())]
+
+
+def _json(tags: Mapping[str, str]) -> str:
+    return json.dumps(dict(tags))
 
 
 def _values(new: NewCheckpoint, actor: str, ns_no: int) -> tuple[Any, ...]:

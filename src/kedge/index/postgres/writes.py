@@ -14,7 +14,7 @@ from kedge.index.rows import Row
 from kedge.index.transactions import JobRow, LeaseRow
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
-from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, RecordPlace, Seen
+from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, RecordPlace, Seen, Unmet
 
 from .dialect import for_postgres
 from .marks import mark_damaged, standing
@@ -70,7 +70,7 @@ class PostgresWrites(SqlWrites):
         self._do("SAVEPOINT several")
         try:
             return [self._insert(record, actor) for record in records]
-        except (Conflict, NotFound, ChunksGone, IdTaken, KeysChanged):
+        except (Conflict, NotFound, ChunksGone, IdTaken, KeysChanged, Unmet):
             self._do("ROLLBACK TO several")
             self._head = head
             raise

@@ -350,7 +350,7 @@ def _packed(save: Save) -> bytes:
     (new,) = save.records
     if new.tags or new.has_chunks or new.new_chunks or new.reused_chunks or new.seq or new.takes_key_from or new.key_id:
         return b""
-    if new.then is not None or len(new.manifest) > _PLACE_BYTES:
+    if new.then is not None or new.provided is not None or len(new.manifest) > _PLACE_BYTES:
         return b""
     try:
         data = ormsgpack.packb((save.actor, small_values(new)))

@@ -124,6 +124,7 @@ class Writes(SqlWrites):
             and new.seq is None
             and new.takes_key_from is None
             and new.then is None
+            and new.provided is None
             and not (new.new_chunks or new.reused_chunks)
         )
 

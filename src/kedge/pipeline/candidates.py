@@ -1,0 +1,86 @@
+"""Which entries a worker takes next: those that are due, then by priority, in the order of submission."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from random import shuffle
+
+from kedge.manager import CheckpointManager
+from kedge.ports import Checkpoints
+
+from .delayed import Delayed
+from .entries import PRIORITIES, Entry, entries_of, ready
+from .repertoire import Repertoire
+
+LOOK_EVERY_S = 0.2
+_PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
+
+
+class Candidates:
+    """The entries of some queues, read a few at a time. Asked by one thread."""
+
+    def __init__(
+        self,
+        store: CheckpointManager,
+        jobs: Sequence[str],
+        delayed: Mapping[str, Delayed],
+        pipelines: Repertoire,
+        concurrency: int,
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._delayed = delayed
+        self._pipelines = pipelines
+        self._window = 2 * concurrency + 8  # entries read at once
+        self._ready: deque[tuple[str, Entry]] = deque()  # at the last look
+        self._looked_at = self._thorough_at = 0.0
+        self.have_collided = False  # several workers want the same ones
+
+    def find(self, *, is_thorough: bool) -> Iterator[tuple[str, Entry]]:
+        """(job, entry) of those that may be taken. One that is not passed on from is the first the next time.
+
+        Delayed ones that were submitted since are looked for now and then, unless the look is a thorough one.
+        """
+        if not self.have_collided and time.monotonic() < self._looked_at + LOOK_EVERY_S:
+            yield from self._use_up()
+        self._ready.clear()
+        self._looked_at = time.monotonic()
+        is_thorough = is_thorough or time.monotonic() >= self._thorough_at + LOOK_EVERY_S
+        for job, delayed in self._delayed.items():
+            if is_thorough:
+                delayed.read()
+            for entry in delayed.due():
+                yield job, entry
+        if is_thorough:
+            self._thorough_at = time.monotonic()
+        # All of a short queue, in one look instead of one for each priority.
+        pages = {job: self._store.list(job, after=0, limit=self._window) for job in self._jobs}
+        short = {job: page for job, page in pages.items() if len(page) < self._window}
+        for priority in reversed(PRIORITIES):
+            for job in self._jobs:
+                entries = self._of_priority(job, priority, short.get(job))
+                if self.have_collided:
+                    shuffle(entries)
+                self._ready.extend((job, entry) for entry in entries)
+                yield from self._use_up()
+        self.have_collided = False
+
+    def _of_priority(self, job: str, priority: int, known: Checkpoints | None) -> list[Entry]:
+        """The first that this worker has the pipelines of, however many are before them; `known`: all of the job."""
+        after, limit, state = 0, self._window, ready(priority)
+        while True:
+            if known is None:
+                page = self._store.list(job, tags={"state": state}, after=after, limit=limit)
+            else:
+                page = [record for record in known if record.tags.get("state") == state]
+            entries = [entry for entry in entries_of(page) if self._pipelines.has(entry, job)]
+            if entries or len(page) < limit:
+                return entries
+            after, limit = page[-1].seq, _PAGE
+
+    def _use_up(self) -> Iterator[tuple[str, Entry]]:
+        while self._ready:
+            yield self._ready[0]
+            self._ready.popleft()
