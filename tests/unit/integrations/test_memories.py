@@ -70,6 +70,18 @@ def test_it_answers_as_the_store_in_memory_does(
         assert set(ours.list_namespaces(prefix=prefix, limit=99)) == wanted_prefix
 
 
+def test_namespaces_may_be_lists(store: KedgeStore) -> None:
+    namespace: Any = ["users", "7"]
+    store.put(namespace, "likes", {"colour": "blue"})
+    for prefix in (["users"], namespace, []):
+        assert [item.key for item in store.search(prefix)] == ["likes"]  # type: ignore[arg-type]
+    assert store.get(namespace, "likes") == store.get(("users", "7"), "likes")
+    assert store.list_namespaces(prefix=["users"]) == [("users", "7")]  # type: ignore[arg-type]
+    assert store.list_namespaces(suffix=["7"]) == [("users", "7")]  # type: ignore[arg-type]
+    store.delete(namespace, "likes")
+    assert store.search(()) == []
+
+
 def test_a_memory_survives_and_keeps_the_time_of_its_first_version(tmp_path: Path) -> None:
     with KedgeStore(tmp_path / "store") as store:
         store.put(("users", "7"), "likes", {"colour": "blue"})

@@ -132,7 +132,7 @@ class KedgeStore(Opened, BaseStore):
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
         wanted, last = Filter(op.filter or {}), op.offset + op.limit
-        jobs = [job for job, _ in self._jobs(op.namespace_prefix)]
+        jobs = [job for job, _ in self._jobs(tuple(op.namespace_prefix))]
         fitting = self._fitting(merge(*(self._may_fit(job, wanted) for job in jobs), key=_age), wanted, last)
         if op.query and self._meaning is not None:
             items = [*fitting]
