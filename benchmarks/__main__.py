@@ -57,7 +57,12 @@ PIPELINES: Rows = {
     "shared-queues": shared_runs.queues,
     "shared-workers": shared_runs.workers,
 }
-AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation, "memories": agents.memories}
+AGENTS: Rows = {
+    "calls": agents.calls,
+    "conversation": agents.conversation,
+    "delta": agents.delta,
+    "memories": agents.memories,
+}
 IMPORTERS: Rows = {"jobs": importers.run}
 GPU: Rows = {"gpu": gpu.run}
 MACHINES: Rows = {"postgres": machines.postgres, "s3": machines.s3, "copies": machines.copies}

@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from .harness import Bench, Missing, Row, mib, milliseconds, timed
 
@@ -100,14 +100,15 @@ def calls(bench: Bench) -> list[Row]:
     return rows
 
 
-def conversation(bench: Bench) -> list[Row]:
-    """A conversation of 200 turns, 500 and 1,500 characters each: bytes on disk, and what the last turns take."""
-    savers = _savers(bench, "conversation")
+def _converse(bench: Bench, name: str, schema: Any) -> tuple[Path, tuple[list[float], list[float]], float]:
+    """A conversation of 200 turns, 500 and 1,500 characters each, kept by both savers: where, what each turn took, and
+    the bytes of the final state as ours counts them."""
+    savers = _savers(bench, name)
     from langchain_core.messages import AIMessage, HumanMessage
-    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.graph import START, StateGraph
 
     rnd = random.Random(1)
-    builder = StateGraph(MessagesState)
+    builder = StateGraph(schema)
     builder.add_node("chat", lambda state: {"messages": [AIMessage(_text(1500, rnd))]})
     builder.add_edge(START, "chat")
     graphs = [builder.compile(checkpointer=saver) for saver in savers]
@@ -119,17 +120,58 @@ def conversation(bench: Bench) -> list[Row]:
     newest = savers[0].checkpoints(CONFIG, limit=1)[0]
     savers[0].close()
     savers[1].conn.close()
-    place = bench.workspace / "conversation"
+    return bench.workspace / name, turns, float(newest.size_bytes)
+
+
+def _on_disk(bench: Bench, place: Path) -> tuple[float, float]:
+    """Ours, without what a store keeps for a full disk, and the peer's."""
+    from kedge.integrations.langgraph import KedgeSaver
+
     empty = bench.fresh("empty")
-    type(savers[0])(empty).close()
-    ours = _bytes_in(place / "store") - _bytes_in(empty)  # without what a store keeps for a full disk
+    KedgeSaver(empty).close()
     peer = float(sum(f.stat().st_size for f in place.glob("peer.*")))
+    return _bytes_in(place / "store") - _bytes_in(empty), peer
+
+
+def conversation(bench: Bench) -> list[Row]:
+    """A conversation of 200 turns: bytes on disk, what the last turns take, and a process that opens it again."""
+    try:
+        from langgraph.graph import MessagesState
+    except ImportError as error:
+        raise Missing(str(error)) from None
+    place, turns, state = _converse(bench, "conversation", MessagesState)
+    ours, peer = _on_disk(bench, place)
     return [
-        Row("200 turns, on disk", [ours], "the final state", [float(newest.size_bytes)], 2.0, "share", mib),
+        Row("200 turns, on disk", [ours], "the final state", [state], 2.0, "share", mib),
         Row("200 turns, on disk", [ours], "SqliteSaver", [peer], 0.05, "share", mib),
         Row("a turn at the end", turns[0][-20:], "at the beginning", turns[0][1:21], 1.2, "share", milliseconds),
         Row("a turn at the end", turns[0][-20:], "SqliteSaver", turns[1][-20:], 1.0, "share", milliseconds),
         *_opened_again(bench, place),
+    ]
+
+
+def delta(bench: Bench) -> list[Row]:
+    """The same conversation in a DeltaChannel: what was written is stored, and every hundredth state whole."""
+    try:
+        from langgraph.channels.delta import DeltaChannel
+        from langgraph.graph import MessagesState, StateGraph
+    except ImportError as error:
+        raise Missing(str(error)) from None
+    append = DeltaChannel(lambda state, writes: [*state, *(message for some in writes for message in some)], list)
+    schema = TypedDict("schema", {"messages": Annotated[list, append]})  # type: ignore[misc] # noqa: UP013 - not text
+    place, turns, _ = _converse(bench, "delta", schema)
+    ours, peer = _on_disk(bench, place)
+    plain, _, _ = _converse(bench, "plain", MessagesState)
+    without, _ = _on_disk(bench, plain)
+    name = "SqliteSaver, DeltaChannel"
+    builder = StateGraph(schema)
+    builder.add_node("chat", lambda state: {})
+    builder.set_entry_point("chat")
+    return [
+        Row("DeltaChannel, 200 turns, on disk", [ours], name, [peer], 1.0, "share", mib),
+        Row("without DeltaChannel, 200 turns, on disk", [without], name, [peer], 1.0, "share", mib),
+        Row("DeltaChannel, a turn at the end", turns[0][-20:], name, turns[1][-20:], 1.0, "share", milliseconds),
+        _opened(bench, place, "DeltaChannel, cold state", 1.0, lambda s: builder.compile(s).get_state(CONFIG), name),
     ]
 
 
@@ -139,29 +181,33 @@ def _bytes_in(folder: Path) -> float:
 
 def _opened_again(bench: Bench, place: Path) -> list[Row]:
     """What the first call takes of a process that has just opened the store of the conversation."""
+    return [
+        _opened(bench, place, "cold thread of 200 turns, get", 1.0, lambda saver: saver.get_tuple(CONFIG)),
+        _opened(bench, place, "cold thread of 200 turns, list 10", 1.5, lambda s: list(s.list(CONFIG, limit=10))),
+    ]
+
+
+def _opened(
+    bench: Bench, place: Path, name: str, target: float, call: Callable[[Any], object], peer: str = "SqliteSaver"
+) -> Row:
+    """A call of savers that were just opened."""
     from langgraph.checkpoint.sqlite import SqliteSaver
 
     from kedge.integrations.langgraph import KedgeSaver
 
-    def ours(call: Callable[[Any], object]) -> float:
+    def ours() -> float:
         with KedgeSaver(place / "store") as saver:
             return timed(lambda: call(saver))
 
-    def theirs(call: Callable[[Any], object]) -> float:
+    def theirs() -> float:
         with closing(sqlite3.connect(place / "peer.sqlite", check_same_thread=False)) as connection:
             saver = SqliteSaver(connection)
             saver.setup()
             return timed(lambda: call(saver))
 
-    rows = []
-    for name, target, call in (
-        ("cold thread of 200 turns, get", 1.0, lambda saver: saver.get_tuple(CONFIG)),
-        ("cold thread of 200 turns, list 10", 1.5, lambda saver: list(saver.list(CONFIG, limit=10))),
-    ):
-        samples = [(ours(call), theirs(call)) for _ in range(3 * bench.rounds)]
-        mine, peers = ([pair[n] for pair in samples] for n in (0, 1))
-        rows.append(Row(name, mine, "SqliteSaver", peers, target, "share", milliseconds))
-    return rows
+    samples = [(ours(), theirs()) for _ in range(3 * bench.rounds)]
+    mine, peers = ([pair[n] for pair in samples] for n in (0, 1))
+    return Row(name, mine, peer, peers, target, "share", milliseconds)
 
 
 def memories(bench: Bench) -> list[Row]:
