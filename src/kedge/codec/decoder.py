@@ -193,7 +193,7 @@ class Unpacker:
         tag = raw[0]
         head, children = self.open(raw, depth)
         if layouts[tag][0] is Shape.ITEMS:
-            return self.build(tag, head, self._lift_list(children, depth), depth)
+            return self.build(tag, head, self._lift_list(children, depth) if children else children, depth)
         is_attributes = layouts[tag][0] is Shape.FIELDS
         pairs = []
         for key, child in zip(children[::2], children[1::2], strict=True):
@@ -226,7 +226,7 @@ class Unpacker:
 
     def build(self, tag: int, raw_head: Sequence[Raw], children: list[Any], depth: int) -> Any:
         """The value of a structure whose children, or pairs, are lifted."""
-        head = [self.lift(value, depth + 1) for value in raw_head]
+        head = [value if type(value) in _SCALARS else self.lift(value, depth + 1) for value in raw_head]
         outline = structure_outlines.get(tag) if self._fetch is None else None
         kind = by_tag.get(tag) or kind_for(tag) if outline is None else None
         try:

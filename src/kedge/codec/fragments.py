@@ -19,7 +19,7 @@ from . import decode, encode
 MAX_FRAGMENT_BYTES = 1 << 20
 _LEVELS = 3  # how deep a fragment may stand in its tree
 _ONE_ITEM = b"\x91"
-_DICT_HEADS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
+_DICTS = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
 _LONG_HEAD = struct.Struct(">BI")
 # By the first byte of a value. Of a fixed length: that, and for a short list or dictionary what it holds.
 _FIXED = (
@@ -38,7 +38,7 @@ _COUNTED = {
     0xC7: (1, 1, 0), 0xC8: (2, 1, 0), 0xC9: (4, 1, 0), 0xDC: (2, 0, 1), 0xDD: (4, 0, 1),
     0xDE: (2, 0, 2), 0xDF: (4, 0, 2),
 }  # fmt: skip
-_LISTS = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
+_LISTS = frozenset(bytes([first]) for first in (*range(0x90, 0xA0), 0xDC, 0xDD))
 
 
 class NotAFragment(Exception):
@@ -75,7 +75,7 @@ def dict_head(length: int) -> bytes:
 
 def is_plain_dict(fragment: bytes) -> bool:
     """Whether these are the bytes of a dictionary with nothing but text for keys."""
-    return fragment[0] in _DICT_HEADS
+    return fragment[:1] in _DICTS
 
 
 def text_bytes(text: str | bytes) -> bytes:
@@ -83,31 +83,38 @@ def text_bytes(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
 
 
-def items_of(fragment: bytes) -> list[bytes] | None:
-    """The fragments a list consists of; None for any other value."""
-    return _inside(fragment) if fragment[0] in _LISTS else None
+def open_fields(fragment: bytes, at: int = 0) -> tuple[int, int]:
+    """How many fields the dictionary at `at` has, and where the first name begins; name and value follow in turn.
 
-
-def fields_of(fragment: bytes) -> list[tuple[bytes, bytes]]:
-    """The fragments a dictionary with text for keys consists of, name and value; NotAFragment for any other value."""
-    if not is_plain_dict(fragment):
+    NotAFragment for any other value, and for a dictionary that has anything but text for keys.
+    """
+    if not is_plain_dict(fragment[at : at + 1]):
         raise NotAFragment
-    inside = _inside(fragment)
-    return list(zip(inside[::2], inside[1::2], strict=True))
+    at, count = _head(fragment, at)
+    return count // 2, at
 
 
-def _inside(fragment: bytes) -> list[bytes]:
-    at, count = _head(fragment, 0)
-    parts: list[bytes] = []
+def items_at(fragment: bytes, at: int = 0) -> tuple[list[bytes] | None, int]:
+    """The fragments of which the list at `at` consists, and where it ends; (None, at) for any other value."""
+    if fragment[at : at + 1] not in _LISTS:
+        return None, at
+    at, count = _head(fragment, at)
+    items: list[bytes] = []
     for _ in range(count):
-        start, left = at, 1
-        while left:
-            at, more = _head(fragment, at)
-            left += more - 1
-        parts.append(fragment[start:at])
-    if at != len(fragment):
+        item, at = value_at(fragment, at)
+        items.append(item)
+    return items, at
+
+
+def value_at(fragment: bytes, at: int) -> tuple[bytes, int]:
+    """The fragment that begins at `at`, and where it ends."""
+    start, left = at, 1
+    while left:
+        at, more = _head(fragment, at)
+        left += more - 1
+    if at > len(fragment):
         raise NotAFragment
-    return parts
+    return fragment[start:at], at
 
 
 def _head(data: bytes, at: int) -> tuple[int, int]:

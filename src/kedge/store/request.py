@@ -134,7 +134,7 @@ def parse_request(
         level=parse_choice(CheckpointLevel, level),
         parent=None if parent is None else CheckpointId(parse_name("checkpoint ID", parent)),
         tags=parse_tags(tags),
-        metadata_json="{}" if not metadata else _metadata_json(metadata),
+        metadata_json=metadata_as_json(metadata),
         is_pinned=pin,
         schema_version=schema_version,
         lease=lease,
@@ -146,7 +146,10 @@ def _is_short_text(value: object, most: int) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= most and is_utf8(value)
 
 
-def _metadata_json(metadata: Mapping[str, object]) -> str:
+def metadata_as_json(metadata: Mapping[str, object] | None) -> str:
+    """The JSON of metadata that a save may record; Validation for any other."""
+    if not metadata:
+        return "{}"
     try:
         text = _to_json(dict(metadata))
         size = len(text.encode())

@@ -16,11 +16,12 @@ from kedge.codec.fragments import (
     decode_fragment,
     dict_head,
     encode_fragment,
-    fields_of,
     is_plain_dict,
-    items_of,
+    items_at,
     list_head,
+    open_fields,
     text_bytes,
+    value_at,
 )
 
 VALUES = st.recursive(
@@ -28,6 +29,25 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text() | st.integers(), inner),
     max_leaves=20,
 )
+
+
+def items_of(fragment: bytes) -> list[bytes] | None:
+    """Of a list that is all of the fragment."""
+    items, end = items_at(fragment)
+    if items is not None and end != len(fragment):
+        raise NotAFragment
+    return items
+
+
+def fields_of(fragment: bytes) -> list[tuple[bytes, bytes]]:
+    count, at = open_fields(fragment)
+    fields = []
+    for _ in range(count):
+        name, at = value_at(fragment, at)
+        value, at = value_at(fragment, at)
+        fields.append((name, value))
+    assert at == len(fragment)
+    return fields
 
 
 def no_buffer(number: int) -> bytes:

@@ -172,6 +172,36 @@ def test_what_others_change_is_seen_at_once(thread: tuple[Path, list[Any]], is_m
             pool.submit(see).result()
 
 
+def test_rows_are_read_again_only_when_something_has_changed(
+    thread: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = thread
+    statements: list[str] = []
+    with KedgeSaver(path) as saver, KedgeSaver(path) as other:
+        rows = saver.checkpoints(CONFIG, limit=3)
+        assert rows == saver.manager.list("thread:t", level="step", limit=3)[::-1]
+        fetch = SqliteIndex._fetch
+
+        def count(index: SqliteIndex, db: Any, sql: str, *parameters: object) -> Any:
+            statements.append(sql)
+            return fetch(index, db, sql, *parameters)
+
+        monkeypatch.setattr(SqliteIndex, "_fetch", count)
+        assert saver.checkpoints(CONFIG, limit=3) == rows
+        assert statements == []
+        first, second = rows[0].id, rows[1].id
+        for change in (
+            lambda: other.manager.pin(second),
+            lambda: other.manager.tag(first, a="b"),
+            lambda: put(other, CONFIG, {"n": 1}, TURNS + 1),
+            lambda: other.manager.delete("thread:t", first),
+        ):
+            change()
+            before, rows = rows, saver.checkpoints(CONFIG, limit=3)
+            assert rows == saver.manager.list("thread:t", level="step", limit=3)[::-1] != before
+        assert len(saver.checkpoints(CONFIG)) == TURNS
+
+
 def test_damage_is_named_by_whoever_reads_it(thread: tuple[Path, list[Any]]) -> None:
     path, _ = thread
     with sqlite3.connect(path / "index.sqlite") as db:

@@ -215,6 +215,15 @@ def walk(
             yield checkpoint
 
 
+def rows(
+    manager: CheckpointManager, recent: Recent, job: str, filter: Mapping[str, object], most: int | None
+) -> Iterable[Checkpoint]:
+    """As `walk`; the newest few are remembered."""
+    if filter or most is None or not 0 < most <= _PAGE:
+        return walk(manager, job, None, filter, None, most)
+    return recent.look(job, ("rows", most), lambda: [*islice(walk(manager, job, None, {}, None, most), most)])
+
+
 def _find(manager: CheckpointManager, job: str, checkpoint_id: str) -> Checkpoint | None:
     try:
         return manager.get(names.id_of(job, checkpoint_id))

@@ -22,11 +22,12 @@ from kedge.codec.fragments import (
     decode_fragment,
     dict_head,
     encode_fragment,
-    fields_of,
     is_plain_dict,
-    items_of,
+    items_at,
     list_head,
+    open_fields,
     text_bytes,
+    value_at,
 )
 from kedge.store.rope import PartedTree, Piece, Pieces
 
@@ -249,24 +250,27 @@ def take_apart(
     tree: bytes, names: tuple[str, str], piece_bytes: int, like: Mapping[str, Channel]
 ) -> tuple[bytes, dict[str, Channel]]:
     """What `lay_tree` was given; NotAFragment for a tree of another form. What is in channels like these is shared."""
-    (first, head), (second, values) = _two(fields_of(tree))
-    if (first, second) != (_name(names[0]), _name(names[1])):
+    fields, at = open_fields(tree)
+    first, at = value_at(tree, at)
+    head, at = value_at(tree, at)
+    second, at = value_at(tree, at)
+    if (fields, first, second) != (2, _name(names[0]), _name(names[1])):
         raise NotAFragment
     channels: dict[str, Channel] = {}
-    for key, data in fields_of(values):
-        name, items = _name_of(key), items_of(data)
+    fields, at = open_fields(tree, at)
+    for _ in range(fields):
+        key, at = value_at(tree, at)
+        name = _name_of(key)
+        items, at = items_at(tree, at)
         if items is None:
+            data, at = value_at(tree, at)
             channels[name] = ValueChannel(data, piece_bytes)
         else:
             earlier = like.get(name)
             channels[name] = _known_list(items, piece_bytes, earlier if isinstance(earlier, ListChannel) else None)
-    return head, channels
-
-
-def _two(fields: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    if len(fields) != 2:
+    if at != len(tree):
         raise NotAFragment
-    return fields
+    return head, channels
 
 
 def _known_list(items: Sequence[bytes], piece_bytes: int, like: ListChannel | None) -> ListChannel:

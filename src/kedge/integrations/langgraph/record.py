@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.base import CheckpointTuple, PendingWrite
 
-from kedge.model import Checkpoint, to_datetime
-from kedge.store.request import Request, parse_request
+from kedge.model import Checkpoint, Lease, parse_step, to_datetime
+from kedge.store.request import Request, metadata_as_json
 
 from . import names
 from .names import Address
@@ -33,11 +32,12 @@ def describe(
     metadata: Mapping[str, Any],
     *,
     is_parent_stored: bool,
-    **options: Any,
+    lease: Lease | None = None,
+    idempotency_key: str | None = None,
 ) -> tuple[dict[str, Any], Request]:
     """The head of a checkpoint, whose parent `address` names, and what the save records beside it.
 
-    `options` are those of `parse_request`.
+    Its names are made in `names`, and parse as they are.
     """
     job, parent = address.job, address.checkpoint_id
     checkpoint_id, created_us = names.id_of(job, checkpoint["id"]), _microseconds(checkpoint["ts"])
@@ -53,8 +53,16 @@ def describe(
     if parent is not None and (parent_id is None or names.plain_id(parent_id) != parent):
         head["parent"] = parent
     step = f"{plain.get('source', 'checkpoint')} {plain.get('step', '')}".strip()
-    request = parse_request(job, step, parent=parent_id, metadata=plain | own_metadata(address), **options)
-    return head, replace(request, checkpoint_id=checkpoint_id, created_us=created_us)
+    return head, Request(
+        job,
+        parse_step(step),
+        parent=parent_id,
+        metadata_json=metadata_as_json(plain | own_metadata(address)),
+        lease=lease,
+        idempotency_key=idempotency_key,
+        checkpoint_id=checkpoint_id,
+        created_us=created_us,
+    )
 
 
 def tuple_of(

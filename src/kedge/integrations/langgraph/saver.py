@@ -32,7 +32,7 @@ from kedge.integrations.opened import Opened, Writing, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
 from kedge.store import lease
-from kedge.store.request import Request, parse_request
+from kedge.store.request import Request
 
 from . import history, names
 from .layout import WHOLE_BYTES, Channel, lay_channel, lay_tree
@@ -174,8 +174,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             task["path"] = task_path
         values = {str(n): _stored(channel, value) for n, (channel, value) in enumerate(writes)}
         tags = {"of": names.plain_id(names.id_of(job, address.checkpoint_id))}
-        lease = self._turns.get(job)
-        request = parse_request(job, "writes", level=CheckpointLevel.SUBSTEP, tags=tags, lease=lease)
+        request = Request(job, "writes", CheckpointLevel.SUBSTEP, tags=tags, lease=self._turns.get(job))
         before = self._memory.laid((job, address.checkpoint_id))
 
         def lay(number: str, value: object) -> Channel:
@@ -264,7 +263,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         rows = (
             checkpoint
             for job in self._jobs(config)
-            for checkpoint in history.walk(self.manager, job, None, filter or {}, None, limit)
+            for checkpoint in history.rows(self.manager, self._recent, job, filter or {}, limit)
             if _matches(checkpoint.metadata, filter or {})
         )
         return [*islice(rows, None if limit is None else max(limit, 0))]

@@ -82,7 +82,8 @@ def _by_difference(cls: type[BaseMessage]) -> tuple[Callable[[Any], object], Cal
     names = ["content", *(name for name in fields if name != "content")]
     defaults = {name: fields[name].get_default(call_default_factory=True) for name in names if name not in required}
     template = {name: defaults.get(name) for name in names}
-    mutable = [name for name, default in defaults.items() if isinstance(default, dict | list)]
+    mutable = [(name, default.copy) for name, default in defaults.items() if isinstance(default, dict | list)]
+    is_open = cls.model_config.get("extra") == "allow"
 
     def take(message: BaseMessage) -> object:
         if message.__pydantic_private__ is not None or message.__dict__.keys() != fields.keys():
@@ -97,10 +98,9 @@ def _by_difference(cls: type[BaseMessage]) -> tuple[Callable[[Any], object], Cal
         if not saved_fields.keys() <= fields.keys() or not saved_fields.keys() >= required:
             raise ValueError("its fields are not those of the class")
         values = {**template, **saved_fields}
-        for name in mutable:
+        for name, new in mutable:
             if name not in saved_fields:
-                values[name] = defaults[name].copy()
-        is_open = cls.model_config.get("extra") == "allow"
+                values[name] = new()
         return new_message(
             cls, values, set(saved_fields if was_set is None else was_set), extra or ({} if is_open else None)
         )
