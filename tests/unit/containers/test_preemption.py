@@ -89,7 +89,7 @@ def test_one_process_for_each_engine(tmp_path: Path) -> None:
 
 def test_it_comes_first_before_it_imports_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/proc/self/autogroup").exists() or os.geteuid() != 0:
-        pytest.skip("of kernels that weigh sessions, and root, who may change that")
+        pytest.skip("of kernels that weigh sessions, and root, who may change that")  # skip: a choice of the kernel
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nread line < /proc/self/autogroup; echo "$line" > {tmp_path}/first\n')
     python.chmod(0o755)
