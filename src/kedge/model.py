@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
+from operator import attrgetter
 from types import UnionType
 from typing import Any, NewType, TypeVar
 
@@ -173,7 +174,7 @@ class Checkpoint:
 
     def to_json(self) -> Document:
         """The fields as JSON, as commands and the service return them."""
-        document = {name: getattr(self, own) for name, (own, _) in CHECKPOINT_JSON.items()}
+        document = dict(zip(CHECKPOINT_JSON, _of_checkpoint(self), strict=True))
         document["level"], document["status"] = str(self.level), str(self.status)
         document["created_at"] = self.created_at.isoformat()
         document["tags"], document["metadata"] = dict(self.tags), dict(self.metadata)
@@ -230,6 +231,7 @@ def new_checkpoint(*values: Any) -> Checkpoint:
 CHECKPOINT_JSON = {
     {"is_pinned": "pinned"}.get(field.name, field.name): (field.name, str(field.type)) for field in fields(Checkpoint)
 }
+_of_checkpoint = attrgetter(*(own for own, _ in CHECKPOINT_JSON.values()))
 _PARSED: dict[str, type | UnionType] = {  # of annotations; all others are text
     "int": int,
     "bool": bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from kedge.server import create_app
-from kedge.server.protocol import BoundedHttp
+from kedge.server.protocol import BoundedHttp, Joined
 from tests.server.conftest import listening
 from tests.waiting import wait_for
 
@@ -219,3 +220,56 @@ def test_who_goes_away_is_no_defect(address: tuple[str, int], caplog: pytest.Log
 
     wait_for(is_noticed, "nobody noticed that the caller went away")
     assert "unexpected" not in caplog.text
+
+
+# --- the head of an answer goes out with its body ---
+
+
+class _Wire:
+    """A transport that writes down what is done with it."""
+
+    def __init__(self) -> None:
+        self.done: list[bytes | str] = []
+
+    def write(self, data: bytes) -> None:
+        self.done.append(data)
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return "closed" in self.done
+
+
+LARGE = b"l" * (Joined.most_held + 1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "done"),
+    [
+        ([b"head", b"body"], [b"headbody"]),
+        ([b"head", "next round", b"body", "next round"], [b"head", b"body"]),
+        ([b"head", b"a", b"b", b"c"], [b"heada", b"bc"]),
+        ([b"head", LARGE, b"rest", "next round"], [b"head", LARGE, b"rest"]),
+        ([b"head", "close"], [b"head", "closed"]),
+        ([b"head", "abort", "next round"], ["closed"]),
+    ],
+    ids=["together", "a stream", "pieces", "large", "closed", "aborted"],
+)
+def test_what_is_written_arrives_in_order_and_in_few_calls(steps: list[bytes | str], done: list[bytes | str]) -> None:
+    wire = _Wire()
+
+    async def act() -> None:
+        joined = Joined(wire, asyncio.get_running_loop())  # type: ignore[arg-type]
+        for step in steps:
+            if isinstance(step, bytes):
+                joined.write(step)
+            elif step == "next round":
+                await asyncio.sleep(0)  # sleep: one round of the loop
+            else:
+                getattr(joined, step)()
+
+    asyncio.run(act())
+    assert wire.done == done

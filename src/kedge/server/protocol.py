@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -21,6 +21,45 @@ from .logs import choose_request_id, request_id
 from .problems import problem
 
 _log = logging.getLogger("kedge.server")
+
+
+class Joined:
+    """A transport that sends the head of an answer together with its body: one call of the system, not two.
+
+    What comes first is held until more comes, at most until the present round of the loop is over. So a stream whose
+    body takes its time has sent its head, and no more than one piece, a small one, is ever held.
+    """
+
+    most_held: ClassVar[int] = 16 << 10
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if len(data) > self.most_held:  # rather a second call than a copy
+            self._flush()
+        elif self._held:
+            data, self._held = self._held + data, b""
+        else:
+            self._held = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def _flush(self) -> None:
+        if self._held and not self._transport.is_closing():
+            self._transport.write(self._held)
+        self._held = b""
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -62,6 +101,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", Joined(transport, self.loop))
         self._wait()
 
     def data_received(self, data: bytes) -> None:
