@@ -17,6 +17,7 @@ import ormsgpack
 import pytest
 
 import kedge
+from kedge import codec
 from kedge.errors import LeaseHeld, LeaseLost, OutcomeUnknown, Unavailable
 from kedge.index.group_commit import Save, Waiting
 from kedge.model import MAX_TAGS, CheckpointId, CheckpointStatus, Lease
@@ -33,6 +34,7 @@ from kedge.ports import (
     Unmet,
     Update,
 )
+from kedge.store.request import parse_request
 from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
 from tests.waiting import wait_for
@@ -508,6 +510,28 @@ def test_a_save_looks_at_no_other_job(url: str) -> None:
         return rows if now >= scans + 2 * count else None
 
     assert wait_for(looks, "the server has not counted") < 20 * count
+
+
+@pytest.mark.parametrize(
+    "change", ["kedge.tag_1(%s, 'default', %s, '{\"state\": \"taken\"}', 9, 1, 'me')",
+               "kedge.delete_1(%s, 'default', ARRAY[%s], true, 1, 'me')"]
+)  # fmt: skip
+def test_a_changed_tag_looks_at_no_other_checkpoint_of_its_job(url: str, change: str) -> None:
+    """A queue of any length: a plan that joins would read all tags of the job (I6)."""
+    import psycopg
+
+    tags = {"state": "ready", "note": "n" * 100}
+    pages: dict[int, int] = {}
+    with kedge.open(url) as store, psycopg.connect(url, autocommit=True) as db:
+        ((namespace,),) = sql(url, "SELECT no FROM kedge.namespace WHERE name = 'default'")
+        for count in (20, 2_000):
+            request = parse_request(f"queue-{count}", "entry", tags=tags)
+            entries = store.save_many([(request, codec.encode(None), "me")] * count)
+            for entry in entries[-3:]:  # the first ones fill the session's caches
+                assert not isinstance(entry, BaseException)
+                answer = db.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT {change}", (namespace, entry.id))
+                pages[count] = answer.fetchall()[0][0][0]["Plan"]["Shared Hit Blocks"]
+    assert pages[2_000] < pages[20] + 20, pages
 
 
 def test_a_save_looks_at_no_other_chunk(url: str) -> None:

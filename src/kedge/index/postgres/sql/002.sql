@@ -325,6 +325,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     found_ record;
+    was record;
     old jsonb;
     new jsonb;
 BEGIN
@@ -342,9 +343,11 @@ BEGIN
     IF (SELECT count(*) FROM jsonb_object_keys(new)) > most THEN
         RETURN NULL;
     END IF;
-    DELETE FROM kedge.tag t USING jsonb_each_text(old) AS o
-    WHERE t.job_no = (found_."row" >> 32)::integer AND t.name = o.key AND t.value = o.value AND t."row" = found_."row"
-        AND o.value IS DISTINCT FROM new ->> o.key;
+    FOR was IN SELECT o.key, o.value FROM jsonb_each_text(old) AS o WHERE o.value IS DISTINCT FROM new ->> o.key LOOP
+        DELETE FROM kedge.tag t -- by its whole key: a join may read all tags of the job
+        WHERE t.job_no = (found_."row" >> 32)::integer AND t.name = was.key AND t.value = was.value
+            AND t."row" = found_."row";
+    END LOOP;
     INSERT INTO kedge.tag
     SELECT (found_."row" >> 32)::integer, n.key, n.value, found_."row" FROM jsonb_each_text(new) AS n
     WHERE n.value IS DISTINCT FROM old ->> n.key;
@@ -363,6 +366,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     found_ record;
+    was record;
     wanted text;
     gone text[] := '{}';
 BEGIN
@@ -383,10 +387,10 @@ BEGIN
         DELETE FROM kedge.checkpoint c WHERE c."row" = found_."row";
         DELETE FROM kedge.idempotency i WHERE i."row" = found_."row";
         DELETE FROM kedge.record r WHERE r."row" = found_."row";
-        IF found_.tags IS NOT NULL THEN
-            DELETE FROM kedge.tag t USING jsonb_each_text(found_.tags::jsonb) AS o
-            WHERE t.job_no = found_.no AND t.name = o.key AND t.value = o.value AND t."row" = found_."row";
-        END IF;
+        FOR was IN SELECT o.key, o.value FROM jsonb_each_text(found_.tags::jsonb) AS o LOOP
+            DELETE FROM kedge.tag t -- by its whole key: a join may read all tags of the job
+            WHERE t.job_no = found_.no AND t.name = was.key AND t.value = was.value AND t."row" = found_."row";
+        END LOOP;
         UPDATE kedge.job j
         SET checkpoints = j.checkpoints - 1, size_bytes = j.size_bytes - found_.size_bytes,
             stored_bytes = j.stored_bytes - found_.stored_bytes
