@@ -64,9 +64,10 @@ def queues(bench: Bench) -> list[Row]:
         stores = {length: kedge.open(url, namespace=f"q{length}") for length in (short, long)}
         for length, each in stores.items():
             fill(each, length)
+        few = min(count, short // (2 * bench.rounds))  # the short queue must last for all rounds
         lengths = interleave(
             bench.rounds,
-            {f"{n}": lambda each=each: _carry_out(each, count) for n, each in stores.items()},  # type: ignore[misc]
+            {f"{n}": lambda each=each: _carry_out(each, few) for n, each in stores.items()},  # type: ignore[misc]
         )
         for each in stores.values():
             each.close()

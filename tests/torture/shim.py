@@ -10,7 +10,8 @@ from pathlib import Path
 
 VERSIONS = ("system", "1.7", "2")
 ROUNDS = 50
-_FILES = tuple(f"tests/e2e/test_{name}.py" for name in ("shim", "shim_alike", "shim_faults", "pods", "deploy"))
+_NAMES = ("shim", "shim_alike", "shim_faults", "pods", "deploy", "containerds")
+_FILES = tuple(f"tests/e2e/test_{name}.py" for name in _NAMES)
 
 
 def torture(minutes: float, folder: Path) -> dict[str, float]:
