@@ -189,6 +189,8 @@ def test_rows_are_read_again_only_when_something_has_changed(
         monkeypatch.setattr(SqliteIndex, "_fetch", count)
         assert saver.checkpoints(CONFIG, limit=3) == rows
         assert statements == []
+        rows[0].metadata["step"] = "changed by the caller"  # type: ignore[index]
+        assert saver.checkpoints(CONFIG, limit=3) == saver.manager.list("thread:t", level="step", limit=3)[::-1]
         first, second = rows[0].id, rows[1].id
         for change in (
             lambda: other.manager.pin(second),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -218,10 +219,11 @@ def walk(
 def rows(
     manager: CheckpointManager, recent: Recent, job: str, filter: Mapping[str, object], most: int | None
 ) -> Iterable[Checkpoint]:
-    """As `walk`; the newest few are remembered."""
+    """As `walk`; the newest few are remembered, and given out as the caller's own."""
     if filter or most is None or not 0 < most <= _PAGE:
         return walk(manager, job, None, filter, None, most)
-    return recent.look(job, ("rows", most), lambda: [*islice(walk(manager, job, None, {}, None, most), most)])
+    known = recent.look(job, ("rows", most), lambda: [*islice(walk(manager, job, None, {}, None, most), most)])
+    return [replace(row, tags={**row.tags}, metadata=deepcopy(row.metadata)) for row in known]
 
 
 def _find(manager: CheckpointManager, job: str, checkpoint_id: str) -> Checkpoint | None:
