@@ -7,6 +7,7 @@ import os
 import random
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -213,6 +214,7 @@ class Checkpoint:
         return self.schema_version
 
 
+_UNCHANGING = frozenset({str, int, float, bool, type(None)})
 _Draft: Any = make_dataclass("_Draft", [field.name for field in fields(Checkpoint)], slots=True)
 
 
@@ -239,6 +241,17 @@ _PARSED: dict[str, type | UnionType] = {  # of annotations; all others are text
     "Mapping[str, str]": dict,
     "Mapping[str, object]": dict,
 }
+
+
+def own_copy(checkpoint: Checkpoint) -> Checkpoint:
+    """An equal checkpoint that shares nothing that can be changed."""
+    copied = new_checkpoint(*_of_checkpoint(checkpoint))
+    metadata = {
+        name: value if value.__class__ in _UNCHANGING else deepcopy(value) for name, value in copied.metadata.items()
+    }
+    object.__setattr__(copied, "tags", {**copied.tags})
+    object.__setattr__(copied, "metadata", metadata)
+    return copied
 
 
 @dataclass(frozen=True, slots=True)

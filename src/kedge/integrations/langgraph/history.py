@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,7 +13,7 @@ from langgraph.checkpoint.base import get_checkpoint_id
 
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, own_copy
 from kedge.ports import Selection
 from kedge.store.request import Request, branch_listed, request_again
 
@@ -223,7 +222,7 @@ def rows(
     if filter or most is None or not 0 < most <= _PAGE:
         return walk(manager, job, None, filter, None, most)
     known = recent.look(job, ("rows", most), lambda: [*islice(walk(manager, job, None, {}, None, most), most)])
-    return [replace(row, tags={**row.tags}, metadata=deepcopy(row.metadata)) for row in known]
+    return map(own_copy, known)
 
 
 def _find(manager: CheckpointManager, job: str, checkpoint_id: str) -> Checkpoint | None:
