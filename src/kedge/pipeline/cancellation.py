@@ -11,6 +11,7 @@ from kedge.model import QUEUE_PREFIX, RunStatus
 from .entries import Entry, drop_entry, entries_of, queue_of
 from .groups import advance
 from .inbox import CANCEL, post
+from .limits import QueueLimits
 from .owner import newest_status, save_status, take_lease, walk_jobs
 
 
@@ -28,7 +29,7 @@ def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
             for _, entry in entries:
                 drop_entry(store, entry.id)
             for job, group in {(job, entry.group) for job, entry in entries if entry.group}:
-                advance(store, job, group)
+                advance(store, job, group, QueueLimits(store, queue_of(job)).current().group_concurrency)
     except LeaseHeld:
         return is_cancelled
     return True

@@ -12,6 +12,7 @@ from kedge.ports import Checkpoints
 
 from .delayed import Delayed
 from .entries import PRIORITIES, Entry, entries_of, ready
+from .limits import QueueLimits
 from .repertoire import Repertoire
 
 LOOK_EVERY_S = 0.2
@@ -27,16 +28,19 @@ class Candidates:
         jobs: Sequence[str],
         delayed: Mapping[str, Delayed],
         pipelines: Repertoire,
+        limits: Mapping[str, QueueLimits],
         concurrency: int,
     ) -> None:
         self._store = store
         self._jobs = jobs
         self._delayed = delayed
         self._pipelines = pipelines
+        self._limits = limits
         self._window = 2 * concurrency + 8  # entries read at once
         self._ready: deque[tuple[str, Entry]] = deque()  # at the last look
         self._looked_at = self._thorough_at = 0.0
         self.have_collided = False  # several workers want the same ones
+        self.are_held_back = False  # some, by the limits of their groups, at the last look
 
     def find(self, *, is_thorough: bool) -> Iterator[tuple[str, Entry]]:
         """(job, entry) of those that may be taken. One that is not passed on from is the first the next time.
@@ -47,6 +51,7 @@ class Candidates:
             yield from self._use_up()
         self._ready.clear()
         self._looked_at = time.monotonic()
+        self.are_held_back = False
         is_thorough = is_thorough or time.monotonic() >= self._thorough_at + LOOK_EVERY_S
         for job, delayed in self._delayed.items():
             if is_thorough:
@@ -68,17 +73,27 @@ class Candidates:
         self.have_collided = False
 
     def _of_priority(self, job: str, priority: int, known: Checkpoints | None) -> list[Entry]:
-        """The first that this worker has the pipelines of, however many are before them; `known`: all of the job."""
+        """The first that this worker has the pipelines of and whose groups may begin runs now, however many others are
+        before them; `known`: all of the job."""
         after, limit, state = 0, self._window, ready(priority)
         while True:
             if known is None:
                 page = self._store.list(job, tags={"state": state}, after=after, limit=limit)
             else:
                 page = [record for record in known if record.tags.get("state") == state]
-            entries = [entry for entry in entries_of(page) if self._pipelines.has(entry, job)]
+            entries = [
+                entry
+                for entry in entries_of(page)
+                if self._pipelines.has(entry, job) and not self._holds_back(entry, job)
+            ]
             if entries or len(page) < limit:
                 return entries
             after, limit = page[-1].seq, _PAGE
+
+    def _holds_back(self, entry: Entry, job: str) -> bool:
+        is_held_back = job in self._limits and self._limits[job].holds_back(entry.group)
+        self.are_held_back |= is_held_back
+        return is_held_back
 
     def _use_up(self) -> Iterator[tuple[str, Entry]]:
         while self._ready:

@@ -105,7 +105,7 @@ class Worker:
         self._recover_at = 0.0
         self._recovered_to: dict[str, int] = {}  # where the search for dead workers was broken off
         self._turns_to: dict[str, int] = {}  # where that for groups without a turn was
-        self._candidates = Candidates(store, self._jobs, self._delayed, self._pipelines, concurrency)
+        self._candidates = Candidates(store, self._jobs, self._delayed, self._pipelines, self._limits, concurrency)
         self._is_held_back = False  # by the limits of a queue or an outage, at the last look
         self._outages = 0  # of the store, that ended runs one after another
         self._rests_until = 0.0  # after an outage
@@ -158,6 +158,8 @@ class Worker:
         """Until something changes in the store, or is due. So an idle worker asks once a second."""
         due_at = min(delayed.next_at for delayed in self._delayed.values())
         wait_s = min(IDLE_S, self._lease_s * RECOVER_EVERY, max(0.01, due_at - time.time()))
+        if self._is_held_back:
+            wait_s = min(wait_s, max(0.01, *(limits.waits_s() for limits in self._limits.values())))
         self._store.events(seen, limit=1, wait_s=wait_s)
 
     def _let_end(self) -> None:
@@ -202,7 +204,8 @@ class Worker:
                 if not self._is_at_work(entry) and self._pipelines.has(entry, job):
                     self._take_over(threads, job, entry)
             self._recovered_to.pop(job, None)
-            self._turns_to[job] = advance_all(self._store, job, self._turns_to.get(job, 0), _TURNS)
+            most = self._limits[job].current().group_concurrency
+            self._turns_to[job] = advance_all(self._store, job, self._turns_to.get(job, 0), _TURNS, most)
         self._recover_at = time.monotonic() + self._lease_s * RECOVER_EVERY
 
     def _take_over(self, threads: ThreadPoolExecutor, job: str, entry: Entry) -> None:
@@ -223,22 +226,23 @@ class Worker:
             if self._is_full() or time.monotonic() < self._rests_until:
                 break
             if not self._is_at_work(entry) and (job in self._schedules or self._pipelines.has(entry, job)):
-                if (admission := self._admit(job)) is None:
+                if (admission := self._admit(job, entry.group)) is None:
                     self._is_held_back = True
                     continue  # it stays where it is
                 self._begin(threads, job, entry, admission)
                 count += 1
             self._delayed[job].take(entry)
+        self._is_held_back |= self._candidates.are_held_back
         return count
 
-    def _admit(self, job: str) -> ExitStack | None:
+    def _admit(self, job: str, group: str) -> ExitStack | None:
         """What a run that begins now holds until it ends; None when the limits of its queue are reached."""
         if (limits := self._limits.get(job)) is None or limits.are_none():
             return ExitStack()
         if limits.is_full():
             return None
         with ExitStack() as stack:
-            is_admitted = stack.enter_context(limits.place(self._lease_s)) and limits.may_begin()
+            is_admitted = stack.enter_context(limits.place(self._lease_s)) and limits.may_begin(group)
             return stack.pop_all() if is_admitted else None
 
     def _is_at_work(self, entry: Entry) -> bool:
@@ -425,16 +429,19 @@ class Worker:
     def _finish(self, job: str, entry: Entry) -> None:
         """The run has ended. The next one of its group has its turn, whenever this process dies."""
         if entry.group:
-            advance(self._store, job, entry.group, leaving=entry.id)
+            self._advance(job, entry.group, leaving=entry.id)
         drop_entry(self._store, entry.id)
         if entry.group:
-            advance(self._store, job, entry.group)  # one that was submitted just now
+            self._advance(job, entry.group)  # one that was submitted just now
 
     def _give_up(self, job: str, entry: Entry, why: str, attempts: int) -> None:
         self._store.tag(entry.id, state=DEAD, note=why[:200], attempts=str(attempts), lane=None)
         if entry.group:
-            advance(self._store, job, entry.group)
+            self._advance(job, entry.group)
         self._tell(entry.key, f"is given up: {why}")
+
+    def _advance(self, job: str, group: str, leaving: str = "") -> None:
+        advance(self._store, job, group, self._limits[job].current().group_concurrency, leaving=leaving)
 
 
 def _end(entry: Entry) -> Then | None:

@@ -1,14 +1,15 @@
-"""Groups: the runs of one tenant, customer or file, one after another in the order of submission; groups take turns.
+"""Groups: the runs of one tenant, customer or file begin in the order of submission, one after another unless the
+limits of the queue allow more at once; groups take turns.
 
 An entry of a group is held until it is its turn. Then a new entry takes its place, at the end of the line, so that a
 group with many entries does not keep the others waiting. Which is next is read from the store, in this order:
 
     1. the oldest held entry
-    2. whether another one of the group is active: then nothing is done
+    2. how many of the group are active: if as many as may be, nothing is done
 
 So two who look at the same time find the same entry, and only one of them replaces it: the idempotency key of the new
-entry is taken while that is there, and when it is gone, so is the held one, which is its parent. An entry that is found
-later than step 1 of somebody else is not active before that one has ended.
+entry is taken while that is there, and when it is gone, so is the held one, which is its parent. All that were held
+before the entry of step 1 are active by then, so step 2 counts them, or they have ended.
 """
 
 from __future__ import annotations
@@ -27,27 +28,32 @@ _LANE = "lane"
 
 
 def held_tags(group: str) -> dict[str, str]:
-    return {_LANE: f"held-{_digest(group)}"}
+    return {_LANE: f"held-{digest_of(group)}"}
 
 
 def active_tags(group: str) -> dict[str, str]:
-    return {_LANE: f"active-{_digest(group)}"} if group else {}
+    return {_LANE: f"active-{digest_of(group)}"} if group else {}
 
 
-def advance(store: CheckpointManager, job: str, group: str, *, leaving: str = "") -> None:
-    """Let the next run of a group have its turn, if none has it; `leaving` is the entry of a run that ended."""
-    if not (held := store.list(job, tags=held_tags(group), after=0, limit=1)):
-        return
-    if any(record.id != leaving for record in store.list(job, tags=active_tags(group), limit=2)):
-        return
-    _activate(store, held[0], group)
+def advance(store: CheckpointManager, job: str, group: str, most: int | None = None, *, leaving: str = "") -> None:
+    """Let the next runs of a group have their turn, if fewer than `most` (None: 1) have it.
+
+    `leaving` is the entry of a run that ended.
+    """
+    for _ in range(most := most or 1):
+        if not (held := store.list(job, tags=held_tags(group), after=0, limit=1)):
+            return
+        active = store.list(job, tags=active_tags(group), limit=most + 1)
+        if sum(record.id != leaving for record in active) >= most:
+            return
+        _activate(store, held[0], group)
 
 
-def advance_all(store: CheckpointManager, job: str, after: int, limit: int) -> int:
+def advance_all(store: CheckpointManager, job: str, after: int, limit: int, most: int | None = None) -> int:
     """`advance` of groups whose turn was lost with a process that died; answers where to go on, 0: at the beginning."""
     page = store.list(job, tags={"state": HELD}, after=after, limit=limit)
     for group in dict.fromkeys(_groups(page)):
-        advance(store, job, group)
+        advance(store, job, group, most)
     return page[-1].seq if len(page) == limit else 0
 
 
@@ -63,5 +69,5 @@ def _activate(store: CheckpointManager, held: Checkpoint, group: str) -> None:
     drop_entry(store, held.id)
 
 
-def _digest(group: str) -> str:
+def digest_of(group: str) -> str:
     return blake3(group.encode()).hexdigest(16)

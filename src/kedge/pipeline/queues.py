@@ -34,7 +34,7 @@ from .failure import Failure
 from .groups import advance, held_tags
 from .history import check_unfinished, run_of
 from .inbox import StoreLike, opened, parse_run_key
-from .limits import Limits, QueueLimits, parse_limits, save_limits
+from .limits import Limits, QueueLimits, save_limits
 from .origin import check_same_call, check_same_run, entry_of_run
 from .owner import newest_status
 from .retry import parse_count
@@ -96,8 +96,8 @@ class Queue:
         The run's key is `key`, else made of the pipeline and its arguments, so that the same call is the same run, and
         submitting it again changes nothing. With deduplicate=False each submission is a run of its own. Higher
         priorities (0 to 9) go first. A run that fails is tried again `retries` times, after waits that grow. Runs of
-        one `group` are carried out one after another, in the order of submission; groups take turns. QueueFull when the
-        queue holds as much as it may (`limit`).
+        one `group` are carried out one after another (`limit` can allow more), in the order of submission; groups take
+        turns. QueueFull when the queue holds as much as it may (`limit`).
         """
         submission = Submission(key, priority, delay_s, deduplicate, retries, group)
         parse_pipeline(pipeline).check_options(args, submission)
@@ -140,16 +140,26 @@ class Queue:
     def _put(self, entry: Mapping[str, Any], call: object, provided: Provided | None = None) -> None:
         if group := entry["group"]:
             save_entry(self.store, self._job, entry, call, tags=held_tags(group), state=HELD, provided=provided)
-            advance(self.store, self._job, group)
+            advance(self.store, self._job, group, self._limits.current().group_concurrency)
         else:
             save_entry(self.store, self._job, entry, call, provided=provided)
 
     def limit(
-        self, *, concurrency: int | None = None, rate_per_s: float | None = None, max_queued: int | None = None
+        self,
+        *,
+        concurrency: int | None = None,
+        rate_per_s: float | None = None,
+        max_queued: int | None = None,
+        group_concurrency: int | None = None,
+        group_rate_per_s: float | None = None,
     ) -> Limits:
         """Limit how many runs all workers together carry out at once, how many they begin in a second, and how many
-        may be submitted and not ended; None: no limit. Kept in the store; replaces the limits before."""
-        limits = parse_limits(concurrency, rate_per_s, max_queued)
+        may be submitted and not ended; None: no limit. Kept in the store; replaces the limits before.
+
+        `group_concurrency` and `group_rate_per_s` are the same for each group. Without the first, the runs of a group
+        are carried out one after another.
+        """
+        limits = Limits(concurrency, rate_per_s, max_queued, group_concurrency, group_rate_per_s)
         save_limits(self.store, self.name, limits)
         self._limits = QueueLimits(self.store, self.name)
         return limits
@@ -194,7 +204,7 @@ class Queue:
     def _put_back(self, dead: Entry) -> None:
         if dead.group:
             self.store.tag(dead.id, state=HELD, takeovers="0", note=None, **held_tags(dead.group))
-            advance(self.store, self._job, dead.group)
+            advance(self.store, self._job, dead.group, self._limits.current().group_concurrency)
         else:
             self.store.tag(dead.id, state=ready(dead.priority), takeovers="0", note=None)
 

@@ -37,8 +37,11 @@ def test_a_queue_is_listed_limited_and_retried(run: Run, store: Path) -> None:
         "limits of queue q: concurrency 2, rate_per_s 0.5"
         in run("queue", "limit", "q", "--concurrency", "2", "--rate", "0.5").stdout
     )
+    limited = run("queue", "limit", "q", "--group-concurrency", "3", "--group-rate", "2")
+    assert "limits of queue q: group_concurrency 3, group_rate_per_s 2" in limited.stdout
     assert answer(run("queue", "limit", "q", "--max-queued", "1", "--json")) == {
-        "queue": "q", "concurrency": None, "rate_per_s": None, "max_queued": 1,
+        "queue": "q", "concurrency": None, "rate_per_s": None, "max_queued": 1, "group_concurrency": None,
+        "group_rate_per_s": None,
     }  # fmt: skip
     with kedge.open(store) as opened:
         Worker(opened, ["q"], {"work": work}).serve(until_empty=True)

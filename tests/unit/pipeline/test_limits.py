@@ -86,7 +86,7 @@ def test_the_rate_is_that_of_all_workers(store: CheckpointManager, queue: kedge.
     one, other = QueueLimits(store, "q"), QueueLimits(store, "q")
     assert [one.may_begin(), one.may_begin(), other.may_begin()] == [True, False, False]
     store.break_lease(Lease(f"{queue_job('q')}:rate", 1, "", 100))  # 100 s are over
-    assert [other.may_begin(), one.may_begin()] == [True, False]
+    assert [QueueLimits(store, "q").may_begin(), one.may_begin()] == [True, False]
     queue.limit(rate_per_s=1000)
     fast = QueueLimits(store, "other")
     kedge.queue("other", store=store).limit(rate_per_s=0.1)
@@ -120,7 +120,17 @@ def test_a_full_queue_refuses(store: CheckpointManager, queue: kedge.Queue) -> N
     assert queue.limits == Limits()
 
 
-@pytest.mark.parametrize("nonsense", [{"concurrency": 0}, {"rate_per_s": 0}, {"rate_per_s": True}, {"max_queued": -1}])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"concurrency": 0},
+        {"rate_per_s": 0},
+        {"rate_per_s": True},
+        {"max_queued": -1},
+        {"group_concurrency": 0},
+        {"group_rate_per_s": "1"},
+    ],
+)
 def test_limits_that_make_no_sense(queue: kedge.Queue, nonsense: Any) -> None:
     with pytest.raises(kedge.Validation):
         queue.limit(**nonsense)
@@ -165,6 +175,81 @@ def test_one_of_a_group_at_a_time(store: CheckpointManager, queue: kedge.Queue) 
     assert not watched.overlaps
     for group in "ab":
         assert [name for name in watched.begun if name[0] == group] == sorted(n for n in names if n[0] == group)
+
+
+def test_as_many_of_a_group_at_a_time_as_are_allowed(store: CheckpointManager, queue: kedge.Queue) -> None:
+    two = threading.Barrier(2)
+    begun: list[int] = []
+    lock = threading.Lock()
+    at_work = most = 0
+
+    @kedge.pipeline
+    def work(number: int) -> None:
+        nonlocal at_work, most
+        with lock:
+            begun.append(number)
+            at_work += 1
+            most = max(most, at_work)
+        two.wait(60)  # one alone would wait for ever
+        with lock:
+            at_work -= 1
+
+    queue.limit(group_concurrency=2)
+    for number in range(6):
+        queue.submit(work, number, group="g")
+    assert [entry.state for entry in queue.entries()].count(HELD) == 4
+    serve(store, work, concurrency=4)
+    assert most == 2
+    assert sorted(begun) == list(range(6))
+    assert [sorted(begun[at : at + 2]) for at in (0, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_each_group_has_its_rate(store: CheckpointManager, queue: kedge.Queue) -> None:
+    queue.limit(group_rate_per_s=0.01)
+    one, other = QueueLimits(store, "q"), QueueLimits(store, "q")
+    assert [one.may_begin("a"), one.may_begin("a"), other.may_begin("a")] == [True, False, False]
+    assert [one.may_begin("b"), other.may_begin("b"), one.may_begin(), one.may_begin()] == [True, False, True, True]
+    assert other.holds_back("a")
+    assert not other.holds_back("c")
+    assert 0 < other.waits_s() <= 100
+
+
+def test_a_group_at_its_rate_uses_up_nothing_of_the_queue(store: CheckpointManager, queue: kedge.Queue) -> None:
+    queue.limit(rate_per_s=0.01, group_rate_per_s=0.01)
+    assert QueueLimits(store, "q").may_begin("a")
+    store.break_lease(
+        Lease(f"{queue_job('q')}:rate", 1, "", 100)
+    )  # 100 s are over for the queue, but not for the group
+    later = QueueLimits(store, "q")
+    assert [later.may_begin("a"), later.may_begin("b")] == [False, True]
+
+
+def test_a_group_at_its_rate_keeps_no_other_waiting(store: CheckpointManager, queue: kedge.Queue) -> None:
+    begun: list[str] = []
+
+    @kedge.pipeline
+    def work(name: str) -> None:
+        begun.append(name)
+        if name == "b":
+            worker.stop("seen")
+
+    queue.limit(group_concurrency=40, group_rate_per_s=0.001)
+    for number in range(40):  # more than a worker looks at in one go
+        queue.submit(work, f"a{number:02}", group="a")
+    queue.submit(work, "b", group="b")
+    worker = Worker(store, ["q"], {"work": work}, lease_s=30)
+    worker.serve()
+    assert begun == ["a00", "b"]
+
+
+def test_a_worker_that_works_until_the_queue_is_empty_waits_for_the_rates_of_groups(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    watched = Watched()
+    queue.limit(group_rate_per_s=5, group_concurrency=3)
+    handles = [queue.submit(watched.work, name, group="g") for name in "abc"]
+    serve(store, watched.work)
+    assert [handle.result(0) for handle in handles] == ["a", "b", "c"]
 
 
 def test_a_dead_run_lets_the_next_of_its_group_go_on(store: CheckpointManager, queue: kedge.Queue) -> None:

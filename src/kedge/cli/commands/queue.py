@@ -74,21 +74,44 @@ def retry_command(session: Session, name: str, run: str, retry_failed: bool) -> 
     session.answer({"queue": name, "run": run}, f"{run} is in queue {name} again")
 
 
-@store_command("limit", json_keys='{"queue": …, "concurrency": …, "rate_per_s": …, "max_queued": …}; null: no limit')
+_RATE = click.FloatRange(0.0001, 10_000)
+
+
+@store_command(
+    "limit",
+    json_keys='{"queue": …, "concurrency": …, "rate_per_s": …, "max_queued": …, "group_concurrency": …, '
+    '"group_rate_per_s": …}; null: no limit',
+)
 @click.argument("name")
 @click.option("--concurrency", type=Number(1), help="Execute at most this many runs at a time, over all workers.")
-@click.option(
-    "--rate", "rate_per_s", type=click.FloatRange(0.0001, 10_000), help="Start at most this many runs per second."
-)
+@click.option("--rate", "rate_per_s", type=_RATE, help="Start at most this many runs per second.")
 @click.option("--max-queued", type=Number(1), help="Refuse submissions while the queue holds this many runs.")
+@click.option(
+    "--group-concurrency", type=Number(1), help="Execute this many runs of a group at a time, instead of one."
+)
+@click.option(
+    "--group-rate", "group_rate_per_s", type=_RATE, help="Start at most this many runs of a group per second."
+)
 def limit_command(
-    session: Session, name: str, concurrency: int | None, rate_per_s: float | None, max_queued: int | None
+    session: Session,
+    name: str,
+    concurrency: int | None,
+    rate_per_s: float | None,
+    max_queued: int | None,
+    group_concurrency: int | None,
+    group_rate_per_s: float | None,
 ) -> None:
     """Set the limits of queue NAME. An option that is not given removes its limit."""
     from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
-        limits = Queue(name, store=manager).limit(concurrency=concurrency, rate_per_s=rate_per_s, max_queued=max_queued)
+        limits = Queue(name, store=manager).limit(
+            concurrency=concurrency,
+            rate_per_s=rate_per_s,
+            max_queued=max_queued,
+            group_concurrency=group_concurrency,
+            group_rate_per_s=group_rate_per_s,
+        )
     shown = ", ".join(f"{part} {value:g}" for part, value in limits.to_json().items() if isinstance(value, int | float))
     session.answer({"queue": name, **limits.to_json()}, f"limits of queue {name}: {shown or 'none'}")
 
