@@ -76,14 +76,14 @@ class Engine:
 
 
 # Where a call can be killed. Each is a place in our code at which the process kills itself.
-CREATING = ("written", "unmounted", "exchanged", "mounted", "restoring", "restored", "paused")
+CREATING = ("written", "unmounted", "exchanged", "mounted", "held", "restoring", "restored", "paused")
 ENDING = ("dumping", "frozen", "storing", "stored", "answered", "unmarked")
 DELETING = ("deleting", "deleted")
 DYING = """
-import os, signal, sys
+import os, signal, sys, threading
 from pathlib import Path
 from kedge import CheckpointManager
-from kedge.containers import attempts, checkpoint, guard, rootfs
+from kedge.containers import attempts, checkpoint, guard, page_writer, rootfs
 from kedge.containers.criu import command as criu
 from kedge.containers.runtime import calls, create, delete
 from kedge.containers.runtime.container import CalledContainer
@@ -115,6 +115,11 @@ elif STAGE == "exchanged":
     rootfs.exchange = dies_after(rootfs.exchange)
 elif STAGE == "mounted":
     create.RuncTarget.run = die
+elif STAGE == "held":
+    page_writer._LEAST_BYTES = 0
+    is_begun, real_wait = threading.Event(), guard.Guard.wait
+    guard.Guard.wait = lambda self: (is_begun.set(), real_wait(self))[1]
+    page_writer.PageWriter._go_on = lambda *_: (is_begun.wait(), die())
 elif STAGE == "restoring":
     guard.Guard.wait = die
 elif STAGE == "restored":

@@ -24,6 +24,7 @@ from .criu.command import Dump, failure, with_config
 from .criu.watches import config_for
 from .engine import runc
 from .network import Network
+from .page_writer import PageWriter
 from .phases import Phases
 from .pids import is_alive, pids_below
 from .programs import find_program
@@ -91,7 +92,9 @@ class Bundle:
             )
         return replaced(rootfs, taken.rootfs, lambda facts: attempt.describe(replaces=facts))
 
-    def run(self, command: Sequence[str], attempt: Attempt, run: Run, *, closes_tcp: bool = False) -> None:
+    def run(
+        self, command: Sequence[str], attempt: Attempt, run: Run, pages: PageWriter, *, closes_tcp: bool = False
+    ) -> None:
         """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails. Conflict
         if it would give more than the configuration does.
 
@@ -100,27 +103,31 @@ class Bundle:
         """
         refuse_more(attempt.images, self.spec)
         attempt.describe(network=self.network)
+        wait_for_pages = pages.hook() if os.path.basename(command[0]) == "runc" else None
+        if wait_for_pages is None:  # not known to run hooks in a restore
+            pages.wait()
         command = [command[0], f"--log={attempt.path / 'runtime.log'}", *command[1:]]
         if closes_tcp:
             settings = with_config(attempt, ["tcp-close"])
             command = [find_program("env"), *(f"{name}={value}" for name, value in settings.items()), *command]
-        with network.namespace_of(None, self.network) as namespace, self._with_loopback():
+        with network.namespace_of(None, self.network) as namespace, self._with_hook(wait_for_pages):
             if status := run(seeing(self.rootfs(), command), attempt.held):
                 network.remove_lock(namespace)
                 raise failure("restored", attempt, was_killed=status < 0 or status > _SIGNALLED)
 
     @contextmanager
-    def _with_loopback(self) -> Iterator[None]:
-        """A network of its own is made anew, and no runtime brings up its `lo` in a restore, as it does in a create.
+    def _with_hook(self, last: Mapping[str, object] | None) -> Iterator[None]:
+        """With hooks of ours, before the processes go on. A hook is one of config.json, which is as before again when
+        the runtime has read it.
 
-        So it is a hook that does, before the processes go on. A hook is one of config.json, which is as before again
-        when the runtime has read it.
+        A network of its own is made anew, and no runtime brings up its `lo` in a restore, as it does in a create.
         """
-        if self.network["mode"] != "own":
+        first = [network.loopback_hook()] if self.network["mode"] == "own" else []
+        if not first and last is None:
             yield
             return
         hooks = dict(self.spec.get("hooks") or {})
-        hooks["createRuntime"] = [network.loopback_hook(), *(hooks.get("createRuntime") or ())]
+        hooks["createRuntime"] = [*first, *(hooks.get("createRuntime") or ()), *([] if last is None else [last])]
         before = (self.path / "config.json").read_bytes()
         self._write_config(json.dumps({**self.spec, "hooks": hooks}).encode())
         try:
@@ -262,13 +269,13 @@ class ContainerTarget(Target):
         with self.bundle.files(taken, attempt) as put_in_place:
             yield put_in_place
 
-    def run(self, taken: Snapshot, attempt: Attempt) -> None:
+    def run(self, taken: Snapshot, attempt: Attempt, pages: PageWriter) -> None:
         command = [
             self.program, "--root", self.root, "restore", "--detach", "--image-path", str(attempt.images),
             "--work-path", str(attempt.path), "--bundle", str(self.bundle.path), "--pid-file",
             str(attempt.path / "pid"), *taken.options(), *confinement(self.bundle.spec), self.id,
         ]  # fmt: skip
-        self.bundle.run(command, attempt, _run)
+        self.bundle.run(command, attempt, _run, pages)
 
     def end(self, attempt: Attempt) -> None:
         runc.run(self.program, self.root, "delete", "--force", self.id)

@@ -28,6 +28,7 @@ from .criu.command import Dump, failure
 from .criu.watches import config_for
 from .moved_files import replaced
 from .network import Network
+from .page_writer import PageWriter
 from .phases import Phases
 from .pids import is_alive, pids_below, read_link
 from .programs import find_program
@@ -130,7 +131,8 @@ class ProcessTarget(Target):
         with ExitStack() as stack:
             yield lambda: stack.enter_context(replaced(taken.files, attempt))
 
-    def run(self, taken: Snapshot, attempt: Attempt) -> None:
+    def run(self, taken: Snapshot, attempt: Attempt, pages: PageWriter) -> None:
+        pages.wait()
         pipes = {n: what for n, what in enumerate(taken.descriptors) if what.startswith("pipe:")}
         inherited = {what: self.streams[n] for n, what in pipes.items() if n in self.streams}
         command = [

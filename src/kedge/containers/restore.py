@@ -2,10 +2,10 @@
 
     files beside → root unmounted → load and verify → files in place → restore → running
 
-Whatever fails, the files are as before and the network is unlocked. Nothing is changed before every byte has been read
-and verified. The root is unmounted first, because that waits until all that was written to its disk is durable: the
-images, which nobody needs again, would be waited for too. What differs is in the `Target` (bundle, processes,
-runtime.create).
+Whatever fails, the files are as before and the network is unlocked. Nothing runs before every byte has been read and
+verified; a runtime that can be held back begins while memory pages still are (see page_writer). The root is unmounted
+first, because that waits until all that was written to its disk is durable: the images, which nobody needs again, would
+be waited for too. What differs is in the `Target` (bundle, processes, runtime.create).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kedge.errors import Corrupted
+from kedge.errors import Corrupted, CriuFailed
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
@@ -25,6 +25,7 @@ from . import attempts, snapshot
 from .attempts import Attempt
 from .criu.pages import validate_images
 from .criu.timers import arm_periodic
+from .page_writer import PageWriter, written_images
 from .phases import Phases, Report
 from .pids import pids_below
 from .snapshot import Snapshot
@@ -59,8 +60,9 @@ class Target(ABC):
         """Gives what puts the files in their place, for good; they are as before if anything fails within."""
 
     @abstractmethod
-    def run(self, taken: Snapshot, attempt: Attempt) -> None:
-        """Let it run from the attempt's images; CriuFailed, and nothing left behind, when that fails."""
+    def run(self, taken: Snapshot, attempt: Attempt, pages: PageWriter) -> None:
+        """Let it run from the attempt's images; CriuFailed, and nothing left behind, when that fails. Whoever cannot
+        hold CRIU back waits for the pages first."""
 
     def pid(self, attempt: Attempt) -> int:
         """Of the first process that runs again."""
@@ -113,11 +115,13 @@ def restore_checkpoint(
         with phases.phase("files"):
             put_in_place = stack.enter_context(target.files(taken, attempt))
         with phases.phase("load"):
-            _unpack_images(taken, attempt)
+            pages = stack.enter_context(written_images(taken.images, attempt))
+            validate_images(attempt.images, pages.sizes)  # looked at before CRIU sees them
+            arm_periodic(attempt.images)
         with phases.phase("files"):
             put_in_place()
         with phases.phase("restore"):
-            target.run(taken, attempt)
+            _run(taken, target, attempt, pages)
         stack.push(_end_if_failed(target, attempt))
         pid = target.pid(attempt)
         if gpu is not None:
@@ -126,12 +130,12 @@ def restore_checkpoint(
     return Restored(target.id, pid, checkpoint, phases.milliseconds())
 
 
-def _unpack_images(taken: Snapshot, attempt: Attempt) -> None:
-    """The images as files, every byte verified, and looked at before CRIU sees them."""
-    attempt.images.rmdir()
-    taken.images.write_to(attempt.images, durable=False)
-    validate_images(attempt.images)
-    arm_periodic(attempt.images)
+def _run(taken: Snapshot, target: Target, attempt: Attempt, pages: PageWriter) -> None:
+    try:
+        target.run(taken, attempt, pages)
+    except CriuFailed:
+        pages.wait()  # if CRIU failed because it got no pages, this says why there are none
+        raise
 
 
 def _end_if_failed(target: Target, attempt: Attempt) -> Callable[..., None]:

@@ -9,7 +9,9 @@ from kedge.containers import bundle as bundles
 from kedge.containers import network
 from kedge.containers.attempts import Attempt
 from kedge.containers.bundle import Bundle
+from kedge.containers.page_writer import PageWriter
 from kedge.errors import CriuFailed
+from kedge.files import Tree
 
 
 @pytest.mark.parametrize(
@@ -24,8 +26,13 @@ def test_a_runtime_that_was_killed_says_nothing_against_a_checkpoint(
     monkeypatch.setattr(network, "namespace_of", lambda *_: nullcontext())
     monkeypatch.setattr(network, "remove_lock", lambda _: None)
     monkeypatch.setattr(Bundle, "rootfs", lambda _: None)
-    monkeypatch.setattr(Bundle, "_with_loopback", lambda _: nullcontext())
+    monkeypatch.setattr(Bundle, "_with_hook", lambda *_: nullcontext())
     (tmp_path / "restore.log").write_text("(00.3) Error (criu/cr-restore.c:2536): Restoring FAILED.\n")
     with pytest.raises(CriuFailed) as caught:
-        Bundle(tmp_path, {}).run(["runc", "restore"], Attempt("a", tmp_path), lambda *_: status)
+        Bundle(tmp_path, {}).run(
+            ["runc", "restore"],
+            Attempt("a", tmp_path),
+            lambda *_: status,
+            PageWriter(Tree(tmp_path), Attempt("a", tmp_path)),
+        )
     assert caught.value.is_verdict is is_verdict

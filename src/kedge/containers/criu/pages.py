@@ -7,6 +7,7 @@ addresses, which the pagemap tells.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from kedge.errors import Corrupted
@@ -17,13 +18,16 @@ PAGE_BYTES = 4096
 WINDOW_BYTES = 64 * 1024
 
 
-def cuts(directory: Path) -> dict[str, list[int]]:
-    """For each pages file of a CRIU dump, where its chunks end. Corrupted when pagemaps and pages do not fit."""
+def cuts(directory: Path, coming: Mapping[str, int] | None = None) -> dict[str, list[int]]:
+    """For each pages file of a CRIU dump, where its chunks end. Corrupted when pagemaps and pages do not fit. `coming`:
+    the sizes of files that are still being written."""
     borders_of = {}
     for memory in pagemap(directory):
         if borders := _borders(memory):
             path = directory / memory.pages_file
-            size = path.stat().st_size if path.is_file() else 0
+            size = (coming or {}).get(memory.pages_file)
+            if size is None:
+                size = path.stat().st_size if path.is_file() else 0
             if borders[-1] != size:
                 raise Corrupted(
                     f"{memory.pages_file} has {size:,} bytes, pagemap-{memory.name}.img names {borders[-1]:,}",
@@ -33,15 +37,15 @@ def cuts(directory: Path) -> dict[str, list[int]]:
     return borders_of
 
 
-def validate_images(directory: Path) -> dict[str, list[int]]:
+def validate_images(directory: Path, coming: Mapping[str, int] | None = None) -> dict[str, list[int]]:
     """Corrupted unless these are the images of a whole dump: looked at before they reach CRIU, and after it.
 
-    Answers where their pages are to be cut.
+    Answers where their pages are to be cut (see `cuts`).
     """
     for name in ("inventory.img", "pstree.img"):
         if not (directory / name).is_file() or not (directory / name).stat().st_size:
             raise Corrupted(f"the images lack {name}", hint="use another checkpoint: kedge container list")
-    return cuts(directory)
+    return cuts(directory, coming)
 
 
 def _borders(memory: Pagemap) -> list[int]:

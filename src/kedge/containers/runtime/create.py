@@ -18,6 +18,7 @@ from kedge.containers.engine.owners import owner_of_container
 from kedge.containers.gpu import memory_for
 from kedge.containers.guard import Guard
 from kedge.containers.network import refuse_mismatch
+from kedge.containers.page_writer import PageWriter
 from kedge.containers.phases import Phases
 from kedge.containers.pod_starts import last_start_s, note_start, take_back_start
 from kedge.containers.restore import Target, restore_checkpoint
@@ -233,13 +234,14 @@ class RuncTarget(Target):
     def files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
         return self.bundle.files(taken, attempt)
 
-    def run(self, taken: Snapshot, attempt: Attempt) -> None:
+    def run(self, taken: Snapshot, attempt: Attempt, pages: PageWriter) -> None:
         options = [*taken.options(), *confinement(self.bundle.spec)]
         closes_tcp = _TCP in options and not self.keeps_tcp
         if closes_tcp:
             options.remove(_TCP)
         words = self.container.call.to_restore(str(attempt.images), str(attempt.path), options)
-        self.bundle.run([self.container.real, *words], attempt, self._run_noted, closes_tcp=closes_tcp)
+        command = [self.container.real, *words]
+        self.bundle.run(command, attempt, self._run_noted, pages, closes_tcp=closes_tcp)
 
     def _run_noted(self, command: Sequence[str], held: Sequence[int]) -> int:
         """The start is noted when processes can run, not before: a restore that fails earlier, or is killed, can be

@@ -108,10 +108,10 @@ def let_fail(monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException | 
 
     def restore(_: object, taken: Any, target: Any, **__: object) -> None:
         take("load")
-        target.run(taken, SimpleNamespace(images=Path("images"), path=Path("work")))
+        target.run(taken, SimpleNamespace(images=Path("images"), path=Path("work")), None)
         take("settle")
 
-    def run_bundle(_: Bundle, command: list[str], __: object, run: Run, **___: object) -> None:
+    def run_bundle(_: Bundle, command: list[str], __: object, run: Run, *___: object, **____: object) -> None:
         take("prepare")
         if run(command, ()):
             raise error or AssertionError("it failed by itself")
