@@ -23,10 +23,11 @@ from enum import Flag
 from functools import lru_cache, partial
 from typing import Any
 
-from kedge.errors import Validation
+from kedge.errors import CheckpointError, Validation
 
+from . import exceptions
 from .forms import ByValue, Fields, Form, form_of
-from .refusals import has_fields, is_pydantic
+from .refusals import has_fields, is_attrs, is_older_pydantic, is_pydantic, is_struct
 
 VERSION = 0
 _IMMUTABLE: tuple[type, ...] = (str, bytes, int, float, tuple, frozenset)
@@ -87,6 +88,10 @@ def form_by_name(cls: type) -> tuple[str, Form] | None:
 def _form(cls: type) -> Form | None:
     if hasattr(cls, "__del__"):
         return None
+    if issubclass(cls, BaseException):
+        return None if _has_slots(cls) else ByValue(_take_exception, partial(_restore_exception, cls))
+    if cls is memoryview:
+        return ByValue(_take_view, _restore_view)
     if has_fields(cls):
         if issubclass(cls, Flag) and any(
             "_missing_" in vars(base) for base in cls.__mro__ if base.__module__ != "enum"
@@ -96,14 +101,36 @@ def _form(cls: type) -> Form | None:
             return form_of(cls)
         except Validation:
             return None
-    if any(base.__dict__.get("__slots__") for base in cls.__mro__):
+    if _has_slots(cls):
         return None
-    if issubclass(cls, BaseException):
-        return ByValue(lambda error: [error.args, error.__dict__ or None], partial(_restore_exception, cls))
     for base in _BUILTINS:
         if issubclass(cls, base) and not issubclass(cls, _SPECIAL):
             return ByValue(partial(_take_builtin, base), partial(_restore_builtin, cls, base))
     return None
+
+
+def _has_slots(cls: type) -> bool:
+    return any(base.__dict__.get("__slots__") for base in cls.__mro__)
+
+
+def _take_exception(error: BaseException) -> object:
+    return exceptions.take(error, _can_save)
+
+
+def _can_save(value: object) -> bool:
+    from .encoder import pack_state
+
+    try:
+        pack_state(value, sys.maxsize, is_by_name=True)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _take_view(view: memoryview) -> object:
+    content = [view.tobytes(), view.format, list(view.shape or ()), view.readonly]
+    _restore_view(content, None, False)  # not every format can be made of bytes
+    return content
 
 
 def _take_builtin(base: type, value: Any) -> object:
@@ -125,7 +152,7 @@ def restore(name: str, content: Any, more: Any, *, is_value: bool) -> object:
     cls = _find(name)
     form = None if cls is None else _form(cls)
     if cls is not None and form is not None and isinstance(form, ByValue) is is_value:
-        if is_pydantic(cls) and not isinstance(more, Mapping):
+        if (is_pydantic(cls) or is_older_pydantic(cls)) and not isinstance(more, Mapping):
             form = None  # validators would run
         try:
             if form is not None:
@@ -185,28 +212,51 @@ def _is_own(file: object) -> bool:
 
 
 def _with_defaults(cls: Any, fields: Fields) -> Fields:
-    """The fields, and those the class has got since, where their defaults are plain."""
-    if is_pydantic(cls):
-        defaults = {name: (field.default, field.default_factory) for name, field in cls.model_fields.items()}
-    elif dataclasses.is_dataclass(cls):
-        defaults = {field.name: (field.default, field.default_factory) for field in dataclasses.fields(cls)}
-    else:
-        return fields
+    """The fields, and those the class has got since, where their defaults are plain. ValueError where a default would
+    be made by code."""
     added: Fields = {}
-    for name in defaults.keys() - fields.keys():
-        default, factory = defaults[name]
+    for name, (default, factory) in _declared(cls).items():
+        if name in fields:
+            continue
         if factory in _FRESH:
             added[name] = factory()
+        elif factory is not None:
+            raise ValueError(f"its field {name!r} was not saved")
         elif isinstance(default, _PLAIN):
             added[name] = default
     return fields | added
 
 
+def _declared(cls: Any) -> Mapping[str, tuple[object, Any]]:
+    """The fields of a class, each with its default, and the function that makes one or None."""
+    if is_pydantic(cls):
+        return {name: (field.default, field.default_factory) for name, field in cls.model_fields.items()}
+    if is_older_pydantic(cls):
+        return {name: (field.default, field.default_factory) for name, field in cls.__fields__.items()}
+    if is_attrs(cls):
+        return {field.name: (field.default, getattr(field.default, "factory", None)) for field in cls.__attrs_attrs__}
+    if is_struct(cls):
+        last = zip(reversed(cls.__struct_fields__), reversed(cls.__struct_defaults__), strict=False)
+        return {name: (default, getattr(default, "factory", None)) for name, default in last}
+    if dataclasses.is_dataclass(cls):
+        missing = dataclasses.MISSING
+        return {
+            field.name: (field.default, None if field.default_factory is missing else field.default_factory)
+            for field in dataclasses.fields(cls)
+        }
+    return {}
+
+
 def _restore_exception(cls: Any, content: Any, more: object, upgraded: bool) -> object:
-    args, attributes = content
-    base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    error: object = base.__new__(cls, *args)
-    return _with_attributes(error, attributes)
+    return exceptions.restore(cls, content)
+
+
+def _restore_view(content: Any, more: object, upgraded: bool) -> memoryview:
+    data, format, shape, is_readonly = content
+    if type(data) is not bytes:  # a number would be a size
+        raise ValueError("not bytes")
+    view = memoryview(data if is_readonly else bytearray(data))
+    return view if (format, len(shape)) == ("B", 1) else view.cast("B").cast(format, shape)
 
 
 def _restore_builtin(cls: Any, base: Any, content: Any, more: object, upgraded: bool) -> object:

@@ -1,7 +1,7 @@
 """The forms of classes: what is taken from an object to save it, and how it is made of that again.
 
-A dataclass, pydantic model, msgspec Struct, namedtuple or Enum is taken apart by its fields. Constructors, validators
-and `__post_init__` do not run when it is made again, because a state that could be saved must be loadable (I7).
+A dataclass, pydantic model, attrs class, msgspec Struct, namedtuple or Enum is taken apart by its fields. Constructors,
+validators and `__post_init__` do not run when it is made again: a state that could be saved must be loadable (I7).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from kedge.errors import UnsupportedType, Validation
 
 from .kinds import Problem
-from .refusals import has_fields, is_namedtuple, is_pydantic, is_struct, qualified
+from .refusals import has_fields, is_attrs, is_namedtuple, is_older_pydantic, is_pydantic, is_struct, qualified
 
 Fields = dict[str, Any]
 Restore = Callable[[Any, Any, bool], object]  # (fields or value, more, was it upgraded) → the object
@@ -50,14 +50,19 @@ def form_of(cls: type) -> Form:
         )
     if is_pydantic(cls):
         return ByFields(_take_model, functools.partial(_restore_model, cls))
+    if is_older_pydantic(cls):
+        return ByFields(_take_older_model, functools.partial(_restore_older_model, cls))
     if is_struct(cls):
         if hasattr(cls, "__post_init__"):
             raise _unfit(cls, "has a __post_init__, which msgspec would run on every load")
         return ByFields(_take_struct, functools.partial(_restore_struct, cls))
     if is_namedtuple(cls):
         return ByFields(_take_namedtuple, functools.partial(_restore_namedtuple, cls))
-    _check_dataclass(cls)
-    return ByFields(_take_dataclass, functools.partial(_restore_dataclass, cls))
+    declared = _attrs_defaults(cls) if is_attrs(cls) else _dataclass_defaults(cls)
+    _check_declared(cls, set(declared))
+    return ByFields(
+        lambda value: (None, _take(value, [*declared])), functools.partial(_restore_declared, cls, declared)
+    )
 
 
 def _check_names(cls: type, fields: object, expected: Iterable[str], defaults: Collection[str]) -> Fields:
@@ -107,8 +112,8 @@ def _take(value: object, names: Sequence[str]) -> Fields:
         raise Problem(f"{{path}} has a field without a value: {error}", "set it", UnsupportedType) from error
 
 
-def _check_dataclass(cls: type) -> None:
-    names = {field.name for field in dataclasses.fields(cls)}
+def _check_declared(cls: type, names: set[str]) -> None:
+    """Of a dataclass or a class of attrs."""
     try:
         object.__new__(cls)
     except TypeError as error:
@@ -132,26 +137,42 @@ def _slots(cls: type) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-def _take_dataclass(value: Any) -> tuple[object, Fields]:
-    return None, _take(value, [field.name for field in dataclasses.fields(value)])
-
-
-def _restore_dataclass(cls: type, fields: Any, more: object, upgraded: bool) -> object:
+def _restore_declared(
+    cls: type, declared: Mapping[str, Callable[[], object] | None], fields: Any, more: object, upgraded: bool
+) -> object:
+    """`declared`: its fields, and what gives the default of those that have one."""
     value: object = object.__new__(cls)
-    declared = {field.name: field for field in dataclasses.fields(cls)}
-    defaults = {name for name, field in declared.items() if _has_default(field)}
-    given = _check_names(cls, fields, declared, defaults)
-    for name, field in declared.items():
-        object.__setattr__(value, name, given[name] if name in given else _default(field))  # also past frozen
+    given = _check_names(cls, fields, declared, {name for name, default in declared.items() if default is not None})
+    for name, default in declared.items():
+        # Also past frozen.
+        object.__setattr__(value, name, given[name] if default is None or name in given else default())
     return value
 
 
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+def _dataclass_defaults(cls: Any) -> dict[str, Callable[[], object] | None]:
+    defaults: dict[str, Callable[[], object] | None] = {}
+    for field in dataclasses.fields(cls):
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory
+        else:
+            has_default = field.default is not dataclasses.MISSING
+            defaults[field.name] = functools.partial(_same, field.default) if has_default else None
+    return defaults
 
 
-def _default(field: dataclasses.Field[Any]) -> object:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+def _attrs_defaults(cls: Any) -> dict[str, Callable[[], object] | None]:
+    attr = sys.modules["attr"]
+    defaults: dict[str, Callable[[], object] | None] = {}
+    for field in cls.__attrs_attrs__:
+        if isinstance(field.default, attr.Factory):
+            defaults[field.name] = None if field.default.takes_self else field.default.factory
+        else:
+            defaults[field.name] = None if field.default is attr.NOTHING else functools.partial(_same, field.default)
+    return defaults
+
+
+def _same(value: object) -> object:
+    return value
 
 
 def _take_namedtuple(value: Any) -> tuple[object, Fields]:
@@ -214,6 +235,29 @@ def _restore_model(cls: Any, fields: Any, more: Any, upgraded: bool) -> object:
         "__pydantic_private__": private,
     }
     sys.modules["pydantic"].BaseModel.__setstate__(value, state)
+    return value
+
+
+def _take_older_model(value: Any) -> tuple[object, Fields]:
+    private = [name for name in value.__private_attributes__ if hasattr(value, name)]
+    more = {"fields_set": sorted(value.__fields_set__), "private": private}
+    return more, {**value.__dict__, **{name: getattr(value, name) for name in private}}
+
+
+def _restore_older_model(cls: Any, fields: Any, more: Any, upgraded: bool) -> object:
+    if upgraded or not isinstance(more, Mapping):
+        return cls.parse_obj(fields)
+    fields = dict(fields)
+    private = {name: fields.pop(name) for name in more["private"]}
+    allowed = fields if cls.__config__.extra == "allow" else cls.__fields__  # an extra field is one of the object's own
+    optional = {name for name, field in cls.__fields__.items() if not field.required}
+    given = _check_names(cls, fields, {**cls.__fields__, **allowed}, optional)
+    value = cls.__new__(cls)
+    missing = {name: cls.__fields__[name].get_default() for name in optional - given.keys()}
+    object.__setattr__(value, "__dict__", given | missing)
+    object.__setattr__(value, "__fields_set__", set(more["fields_set"]))
+    for name in private.keys() & cls.__private_attributes__.keys():
+        object.__setattr__(value, name, private[name])
     return value
 
 

@@ -107,7 +107,7 @@ def is_namedtuple(cls: type) -> bool:
 
 
 def is_model(cls: type) -> bool:
-    return is_pydantic(cls) or is_struct(cls)
+    return is_pydantic(cls) or is_older_pydantic(cls) or is_struct(cls) or is_attrs(cls)
 
 
 def is_pydantic(cls: type) -> bool:
@@ -128,3 +128,13 @@ def _add_line(cls: type, *, needs_functions: bool = False) -> str:
         name = f"app.{cls.__name__}".encode("ascii", "replace").decode().replace("?", "-")[:128]
     functions = ", encode=…, decode=…" if needs_functions else ""
     return f'add @kedge.register("{name}"{functions})'
+
+
+def is_older_pydantic(cls: type) -> bool:
+    """Whether it is a model of pydantic 1, which pydantic 2 brings along."""
+    pydantic = sys.modules.get("pydantic.v1.main")
+    return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+
+
+def is_attrs(cls: type) -> bool:
+    return "__attrs_attrs__" in vars(cls) and not issubclass(cls, BaseException)

@@ -1,5 +1,6 @@
 """Classes that nobody has registered: rebuilt where they are allowed, data elsewhere, and never a line of code run."""
 
+import array
 import dataclasses
 import enum
 import sys
@@ -8,9 +9,11 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
+import attrs
 import msgspec
 import ormsgpack
 import pydantic
+import pydantic.v1
 import pytest
 
 import kedge
@@ -65,6 +68,35 @@ class Row(msgspec.Struct):
     a: int
 
 
+class Older(pydantic.v1.BaseModel):
+    text: str
+    tags: list[str] = []
+    _trace: str = pydantic.v1.PrivateAttr(default="")
+
+    @pydantic.v1.validator("text")
+    def check(cls, value: str) -> str:  # noqa: N805 - what pydantic 1 wants
+        ran.append("validator")
+        return value
+
+
+class Open(pydantic.v1.BaseModel, extra="allow"):
+    text: str
+
+
+@attrs.define
+class Parcel:
+    weight: int
+    stamps: list[int] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        ran.append("__attrs_post_init__")
+
+
+@attrs.frozen(slots=False)
+class Label:
+    _text: str
+
+
 class Text(str):
     def __new__(cls, text: str) -> Self:
         ran.append("__new__")
@@ -92,7 +124,18 @@ def refused() -> Refused:
     return error
 
 
+def traced() -> Older:
+    model = Older(text="x", tags=["a"])
+    model._trace = "seen"
+    return model
+
+
 VALUES: dict[str, Any] = {
+    "older pydantic": Older(text="x"),
+    "older pydantic, all set": traced(),
+    "older pydantic, more fields": Open(text="x", more=[1]),
+    "attrs": Parcel(3, [1]),
+    "attrs, frozen": Label("x"),
     "enum": Colour.RED,
     "flag": Access.READ | Access.WRITE,
     "dataclass": Plan([Point(1), {"deep": Answer(text="x")}], "n"),
@@ -106,7 +149,7 @@ VALUES: dict[str, Any] = {
     "key": {Colour.RED: 1, Point(1): 2},
     "set": {Point(1), Point(2)},
 }
-CLASSES = (Colour, Access, Plan, Point, Answer, Pair, Row, Text, Bag, Items, Refused)
+CLASSES = (Colour, Access, Plan, Point, Answer, Pair, Row, Text, Bag, Items, Refused, Older, Open, Parcel, Label)
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +195,135 @@ def test_an_exception_comes_back_with_its_attributes() -> None:
     error = load(tree)
     assert type(error) is Refused
     assert (str(error), error.code, error.__notes__) == ("code 7", 7, ["twice"])
+    assert ran == []
+
+
+def test_what_pydantic_1_knows_beside_the_fields_comes_back() -> None:
+    tree = saved([traced(), Older(text="x")])
+    by_name.allow(HOME)
+    model, bare = load(tree)
+    assert (model._trace, model.__fields_set__) == ("seen", {"text", "tags"})
+    assert (bare._trace, bare.__fields_set__, bare.tags) == ("", {"text"}, [])
+
+
+def missing_file() -> OSError:
+    error = FileNotFoundError(2, "no such file", "a.txt")
+    error.add_note("looked twice")
+    return error
+
+
+EXCEPTIONS: dict[str, Exception] = {
+    "of a file": missing_file(),
+    "of a text": UnicodeDecodeError("utf-8", b"\xff", 0, 1, "wrong"),
+    "of an import": ImportError("no", name="x", path="y"),
+    "of several": ExceptionGroup("both", [ValueError(1), KeyError("k")]),
+    "of a program": SyntaxError("bad", ("f.py", 1, 2, "x x", 1, 3)),
+    "arguments": ValueError("x", 1, (2,)),
+}
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_what_python_keeps_of_an_exception_beside_its_arguments_comes_back(name: str) -> None:
+    error = EXCEPTIONS[name]
+    tree = saved(error)
+    by_name.allow("builtins")
+    found = load(tree)
+    assert type(found) is type(error)
+    assert (repr(found), str(found), found.__dict__) == (repr(error), str(error), error.__dict__)
+    for attribute in ("filename", "errno", "object", "start", "name", "path", "lineno", "text"):
+        assert getattr(found, attribute, None) == getattr(error, attribute, None)
+
+
+def test_an_exception_that_would_not_read_as_before_is_data_with_its_text() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Answer(score="many")  # type: ignore[call-arg, arg-type]
+    by_name.allow("pydantic_core")
+    data = load(saved(caught.value))
+    assert isinstance(data, Unrestored)
+    assert data.content[-1] == str(caught.value)
+
+
+def test_an_exception_that_holds_what_cannot_be_saved_is_data() -> None:
+    error = ValueError("refused", [print])
+    error.connection, error.status = sys.stdout, 429  # type: ignore[attr-defined]
+    by_name.allow("builtins:ValueError")
+    tree = saved([error, ExceptionGroup("all", [error])])
+    data, group = load(tree)
+    assert isinstance(data, Unrestored)
+    assert data.content == [
+        ("refused", repr([print])),
+        {"connection": repr(sys.stdout), "status": 429},
+        None,
+        str(error),
+    ]
+    assert isinstance(group, Unrestored)
+    assert encode(load(tree)).tree == tree
+
+
+VIEWS = (
+    memoryview(b"abc"),
+    memoryview(bytearray(b"abc")),
+    memoryview(b"abcdef")[::2],
+    memoryview(array.array("d", [1.5, 2])),
+    memoryview(b"abcdef").cast("B", [2, 3]),
+    memoryview(b""),
+)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_comes_back_with_bytes_of_its_own(view: memoryview) -> None:
+    tree = saved(view)
+    by_name.allow("builtins:memoryview")
+    found = load(tree)
+    assert (found, found.format, found.shape, found.readonly) == (view, view.format, view.shape, view.readonly)
+
+
+def test_an_exception_in_itself_is_refused() -> None:
+    error = ValueError("round")
+    error.args = (error,)
+    with pytest.raises(kedge.UnsupportedType, match="ValueError"):
+        encode(error, by_name=True)
+
+
+def test_a_default_that_code_would_make_is_not_made(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> None:
+    def make() -> list[int]:
+        ran.append("factory")
+        return []
+
+    @dataclasses.dataclass
+    class Planned:
+        steps: list[int]
+        more: list[int] = dataclasses.field(default_factory=make)
+
+    class Answered(pydantic.BaseModel):
+        text: str
+        more: list[int] = pydantic.Field(default_factory=make)
+
+    class Aged(pydantic.v1.BaseModel):
+        text: str
+        more: list[int] = pydantic.v1.Field(default_factory=make)
+
+    class Lined(msgspec.Struct):
+        a: int
+        more: list[int] = msgspec.field(default_factory=make)
+
+    @attrs.define
+    class Packed:
+        weight: int
+        more: list[int] = attrs.field(factory=make)
+
+    names = {Planned: "Plan", Answered: "Answer", Aged: "Older", Lined: "Row", Packed: "Parcel"}
+    trees = [forged(f"{HOME}:Plan", fields={"steps": []}), forged(f"{HOME}:Row", fields={"a": 1})]
+    trees += [forged(f"{HOME}:Parcel", fields={"weight": 1})]
+    for name in ("Answer", "Older"):
+        more: dict[str, Any] = {"fields_set": [], "extra": None, "private": None if name == "Answer" else []}
+        trees.append(forged(f"{HOME}:{name}", fields={"text": "x"}, more=more))
+    by_name.allow(HOME)
+    for cls, name in names.items():
+        cls.__module__, cls.__qualname__ = HOME, name
+        monkeypatch.setattr(elsewhere, name, cls)
+    ran.clear()
+    assert [type(load(tree)) for tree in trees] == [Unrestored] * 5
     assert ran == []
 
 
@@ -260,6 +432,13 @@ HOSTILE = {
     "a model that asks to be validated": forged(f"{HOME}:Answer", fields={"text": "x"}, more=None),
     "a text that is none": forged(f"{HOME}:Text", value=[["x"], None]),
     "attributes that are none": forged(f"{HOME}:Bag", value=[{}, [1]]),
+    "an exception's member that is none": forged("builtins:OSError", value=[[2, "no"], None, {"__class__": 1}]),
+    "a view of nothing": forged("builtins:memoryview", value=[None, "B", [1], True]),
+    "a view of a size": forged("builtins:memoryview", value=[1 << 40, "B", [1], False]),
+    "an exception without arguments": forged("builtins:OSError", value=[]),
+    "an exception's arguments that are none": forged("builtins:UnicodeDecodeError", value=[1, None]),
+    "an older model that asks to be validated": forged(f"{HOME}:Older", fields={"text": "x"}, more=None),
+    "an older model's fields that are none": forged(f"{HOME}:Older", fields={"text": "x"}, more={"private": ["y"]}),
     "a lazy module": forged("lazy_module_of_the_test:Plan", fields={"steps": []}),
 }
 
@@ -279,7 +458,7 @@ def test_a_hostile_state_is_data_and_runs_and_imports_nothing(
     elsewhere.__getattr__ = ran.append
     monkeypatch.setattr(Watching, "__module__", HOME)
     monkeypatch.setitem(sys.modules, "lazy_module_of_the_test", Lazy("lazy_module_of_the_test"))
-    by_name.allow(HOME, "lazy_module_of_the_test")
+    by_name.allow(HOME, "lazy_module_of_the_test", "builtins")
     by_name.allow_own_modules()
     before = set(sys.modules)
     ran.clear()

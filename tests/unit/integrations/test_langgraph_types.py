@@ -1,17 +1,20 @@
 """What agents keep in their states every day, without a line of registration."""
 
+import array
 import enum
 import ipaddress
 import re
 import subprocess
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ormsgpack
 import pytest
-from pydantic import BaseModel, HttpUrl
+from pydantic import BaseModel, HttpUrl, PostgresDsn
 
 from tests.parts import require
 
@@ -21,6 +24,7 @@ from langchain_core.agents import AgentAction, AgentFinish
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
+from kedge.codec import decode
 from kedge.codec.by_name import Unrestored
 from kedge.errors import UnsupportedType, Validation
 from kedge.integrations.langgraph import KedgeSaver
@@ -51,6 +55,10 @@ VALUES: dict[str, Any] = {
     "a finish": AgentFinish({"output": 1}, "log"),
     "an enum": Mood.GOOD,
     "a dataclass": Plan([Weather(degrees=1)]),
+    "a view": memoryview(bytearray(b"ab")),
+    "an array": array.array("d", [1.5]),
+    "a namespace": types.SimpleNamespace(a=[1]),
+    "the address of a database": PostgresDsn("postgresql://me@host/db"),
     "numpy scalars": [np.float64(1.5), np.int32(4), np.bool_(True)],
     "a pattern": re.compile("a+", re.IGNORECASE),
     "an address": ipaddress.ip_address("1.2.3.4"),
@@ -71,6 +79,27 @@ def test_it_comes_back_as_what_it_was(tmp_path: Path, name: str) -> None:
     for value in (*found.checkpoint["channel_values"]["list"], found.pending_writes[0][2]):
         assert value == VALUES[name]
         assert type(value) is type(VALUES[name])
+
+
+def test_exceptions_of_python_are_read_as_older_versions_saved_them(tmp_path: Path) -> None:
+    tree = ormsgpack.packb(ormsgpack.Ext(28, ormsgpack.packb(["builtins.ValueError", 1, ["x", 1]])))
+    found = decode(tree, lambda number: b"")
+    assert type(found) is ValueError
+    assert found.args == ("x", 1)
+
+
+def test_an_error_that_an_agent_keeps_is_rebuilt_with_what_it_says(tmp_path: Path) -> None:
+    error = FileNotFoundError(2, "no such file", "a.txt")
+    error.add_note("looked twice")
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = {"errors": [error]}
+    with KedgeSaver(tmp_path) as saver:
+        saver.put(CONFIG, checkpoint, {}, {})
+    with KedgeSaver(tmp_path) as saver:
+        found = saver.get_tuple(CONFIG)
+    assert found is not None
+    (again,) = found.checkpoint["channel_values"]["errors"]
+    assert (str(again), again.filename, again.__notes__) == (str(error), "a.txt", ["looked twice"])
 
 
 PROGRAM = """

@@ -9,8 +9,11 @@ from __future__ import annotations
 import builtins
 import ipaddress
 import re
+import types
+from array import array
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pydantic
@@ -34,10 +37,16 @@ _GRAPH_TYPES = (
 )  # fmt: skip
 
 _ADDRESSES = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
-_URLS = ("AnyHttpUrl", "AnyUrl", "HttpUrl")
+_URLS = (
+    "AmqpDsn", "AnyHttpUrl", "AnyUrl", "AnyWebsocketUrl", "ClickHouseDsn", "CockroachDsn", "FileUrl", "FtpUrl",
+    "HttpUrl", "KafkaDsn", "MariaDBDsn", "MongoDsn", "MySQLDsn", "NatsDsn", "PostgresDsn", "RedisDsn", "SnowflakeDsn",
+    "WebsocketUrl",
+)  # fmt: skip
 # Modules of data alone, whose classes are rebuilt by name (kedge.codec.by_name) where the program has imported them.
 _WELL_KNOWN = (
-    "anthropic.types", "google.genai.types", "langchain_core.agents", "langchain_core.documents",
+    "asyncio.exceptions", "json.decoder:JSONDecodeError", "langchain_core.exceptions", "langgraph.errors",
+    "pydantic.types:ByteSize", "subprocess:CalledProcessError", "subprocess:TimeoutExpired",
+    "anthropic.types", "builtins:memoryview", "google.genai.types", "langchain_core.agents", "langchain_core.documents",
     "langchain_core.messages", "langchain_core.outputs", "langchain_core.prompt_values", "langgraph.store.base",
     "langgraph.types", "mcp.types", "openai.types", "pydantic_ai.messages",
 )  # fmt: skip
@@ -62,11 +71,21 @@ def register_all() -> None:
         _enter(f"langgraph.{item.__name__}", item, _take_item, partial(_make_item, item))
     _enter("re.Pattern", re.Pattern, lambda pattern: [pattern.pattern, pattern.flags], lambda saved: re.compile(*saved))
     for module, by_text in ((ipaddress, _ADDRESSES), (pydantic, _URLS)):
-        for cls in (getattr(module, name) for name in by_text):
+        for cls in (getattr(module, name) for name in by_text if hasattr(module, name)):
             _enter(f"{module.__name__}.{cls.__name__}", cls, str, cls)
+    _enter("types.SimpleNamespace", types.SimpleNamespace, vars, lambda saved: types.SimpleNamespace(**saved))
+    _enter("array.array", array, lambda saved: [saved.typecode, saved.tolist()], lambda saved: array(*saved))
+    _register_exceptions()
+
+
+def _register_exceptions() -> None:
+    """Python's own, which are saved by name; older stores have them under these names, with their arguments alone."""
     for cls in vars(builtins).values():
-        if isinstance(cls, type) and issubclass(cls, Exception) and not issubclass(cls, BaseExceptionGroup):
-            _enter(f"builtins.{cls.__name__}", cls, _take_exception, _exception_maker(cls))
+        if isinstance(cls, type) and issubclass(cls, BaseException):
+            by_name.allow(f"builtins:{cls.__name__}")
+            if cls not in by_class and issubclass(cls, Exception) and not issubclass(cls, BaseExceptionGroup):
+                _enter(f"builtins.{cls.__name__}", cls, attrgetter("args"), _exception_maker(cls))
+                del by_class[cls]
 
 
 def _enter(
@@ -140,10 +159,6 @@ def _take_item(item: Item) -> object:
 
 def _make_item(cls: Any, fields: Any) -> object:
     return cls(**fields)
-
-
-def _take_exception(error: Exception) -> object:
-    return error.args
 
 
 def _exception_maker(cls: type[Exception]) -> Callable[[Any], object]:
