@@ -20,6 +20,7 @@ from . import network, volumes
 from .attempts import Attempt
 from .checkpoint import Files, Source
 from .credentials import confinement, refuse_more
+from .criu import leftovers
 from .criu.command import Dump, failure, with_config
 from .criu.watches import config_for
 from .engine import runc
@@ -112,8 +113,9 @@ class Bundle:
             command = [find_program("env"), *(f"{name}={value}" for name, value in settings.items()), *command]
         with network.namespace_of(None, self.network) as namespace, self._with_hook(wait_for_pages):
             if status := run(seeing(self.rootfs(), command), attempt.held):
+                was_killed = status < 0 or status > _SIGNALLED
                 network.remove_lock(namespace)
-                raise failure("restored", attempt, was_killed=status < 0 or status > _SIGNALLED)
+                raise failure("restored", attempt, killed="the runtime" if was_killed else "")
 
     @contextmanager
     def _with_hook(self, last: Mapping[str, object] | None) -> Iterator[None]:
@@ -282,4 +284,9 @@ class ContainerTarget(Target):
 
 
 def _run(command: Sequence[str], held: Sequence[int]) -> int:
-    return subprocess.run(command, check=False, pass_fds=held).returncode
+    process = subprocess.Popen(command, pass_fds=held)
+    while True:
+        try:
+            return process.wait(leftovers.LOOK_S)
+        except subprocess.TimeoutExpired:
+            leftovers.end_if_criu_was_killed(process.pid, held)

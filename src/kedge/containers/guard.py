@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import shlex
 from collections.abc import Sequence
+
+from .criu import leftovers
+from .pids import children_of
 
 # Descriptors 8 and 9 are ours: shells know only those up to 9, and the runtime must not have them.
 _SCRIPT = """
@@ -44,11 +48,14 @@ class Guard:
         finally:
             for fd in (status, word, *locks):
                 os.close(fd)
-        return self.wait()
+        return self.wait(held)
 
-    def wait(self) -> int:
+    def wait(self, held: Sequence[int]) -> int:
         """The exit status of the restore."""
         with open(self._status, "rb") as status:
+            while not select.select([status], [], [], leftovers.LOOK_S)[0]:
+                for runtime in children_of(self._shell):
+                    leftovers.end_if_criu_was_killed(runtime, held)
             return int(status.read() or b"1")  # nothing: the shell itself was killed
 
     def keep(self) -> None:

@@ -53,10 +53,15 @@ def is_alive(pid: int) -> bool:
     return bool(fields) and fields[0] not in ("Z", "X")
 
 
+def children_of(pid: int) -> list[int]:
+    """The children of all its threads."""
+    threads = list_names(f"/proc/{pid}/task")
+    return [int(child) for thread in threads for child in read_text(f"/proc/{pid}/task/{thread}/children").split()]
+
+
 def pids_below(pid: int) -> list[int]:
     """A process and its descendants, as this machine numbers them."""
     pids = [pid]
     for process in pids:
-        for thread in list_names(f"/proc/{process}/task"):
-            pids += map(int, read_text(f"/proc/{process}/task/{thread}/children").split())
+        pids += children_of(process)
     return pids

@@ -23,14 +23,14 @@ from kedge.files import File
 from . import hosts
 from .attempts import Attempt
 from .checkpoint import Files, Source
-from .criu import images
+from .criu import images, leftovers
 from .criu.command import Dump, failure
 from .criu.watches import config_for
 from .moved_files import replaced
 from .network import Network
 from .page_writer import PageWriter
 from .phases import Phases
-from .pids import is_alive, pids_below, read_link
+from .pids import children_of, is_alive, pids_below, read_link
 from .programs import find_program
 from .restore import Target
 from .snapshot import Snapshot
@@ -150,6 +150,10 @@ class ProcessTarget(Target):
                 pass_fds={*inherited.values(), *attempt.held},  # under way as long as CRIU is
                 check=False,
             )
+        if done.returncode < 0:
+            root = int(self.id)  # there was none before
+            leftovers.end([root] if root in children_of(os.getpid()) else [], attempt.held)
+            raise failure("restored", attempt, killed="CRIU")
         if done.returncode:
             raise failure("restored", attempt)
 

@@ -7,6 +7,7 @@ images are there and fit together.
 from __future__ import annotations
 
 import os
+import re
 import select
 import shlex
 import shutil
@@ -32,6 +33,7 @@ AtPause = TypeVar("AtPause")
 _PAUSE_TIMEOUTS_S = (1, 2, 10)
 _LEAST_ROOM_BYTES = 256 * 1024
 _SUCCESS = "Dumping finished successfully"
+_HUNG_UP = re.compile(r"\bEOF\b|broken pipe|connection reset")  # a runtime whom CRIU never answered
 # Outlives us: what was saved and has ended is forgotten by its runtime whoever is killed, and nothing else is.
 _ENDING = """
 {dump} || exit
@@ -210,9 +212,9 @@ def attempt_succeeded(attempt: Attempt) -> bool:
     return bool(lines) and lines[-1].endswith(_SUCCESS)
 
 
-def failure(what: str, attempt: Attempt, *, was_killed: bool = False) -> CheckpointError:
+def failure(what: str, attempt: Attempt, *, killed: str = "") -> CheckpointError:
     """The error for a dump or restore that failed, from its logs; a full disk may have no room for the reason.
-    `was_killed`: whoever asked CRIU, which then gives up too."""
+    `killed`: who was, the runtime that asked CRIU, or CRIU itself. What is in the logs then is no reason."""
     room = os.statvfs(attempt.path)
     if room.f_bavail * room.f_frsize < _LEAST_ROOM_BYTES:
         return NoSpace(
@@ -222,7 +224,10 @@ def failure(what: str, attempt: Attempt, *, was_killed: bool = False) -> Checkpo
     cause = explain(attempt.log())
     log = attempt.path / "runtime.log"
     runtime = log.read_text(errors="replace").strip() if log.exists() else ""
-    if cause is not None and cause.code != "unknown":
+    killed = killed or ("CRIU" if _HUNG_UP.search(runtime) else "")
+    if killed:
+        message, hint = f"{killed} was killed", "if memory ran out, dmesg says so; else start it again"
+    elif cause is not None and cause.code != "unknown":
         message, hint = cause.cause, cause.fix
     else:
         message = cause.line if cause is not None else (runtime.splitlines() or ["it said nothing"])[-1][:500]
@@ -231,7 +236,7 @@ def failure(what: str, attempt: Attempt, *, was_killed: bool = False) -> Checkpo
         f"it could not be {what}: {message}",
         hint=f"{hint.rstrip('.')}. Log: kedge container logs {attempt.id}",
         attempt=attempt.id,
-        is_verdict=not was_killed and gave_up(attempt.log()),
+        is_verdict=not killed and gave_up(attempt.log()),
     )
 
 

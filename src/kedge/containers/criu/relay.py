@@ -47,7 +47,7 @@ def main(real: str, seam: str, timeout_s: int, ending: str, arguments: list[str]
     runtime = socket.socket(fileno=int(arguments[1]))
     if number_field(runtime.recv(MESSAGE_BYTES, socket.MSG_PEEK), 1) != DUMP:
         os.set_inheritable(runtime.fileno(), True)
-        os.execv(real, [real, *arguments])  # nosec B606
+        return end(os.posix_spawn(real, [real, *arguments], os.environ, setpgroup=0))
     kedge = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     at(seam, kedge.connect)
     return relay(real, runtime, kedge, timeout_s, ends=ending == "end")

@@ -49,9 +49,11 @@ class Abandoned:
 def reason(container: Path, mark: Mark, state: Mapping[str, Any]) -> str:
     """What is wrong with a container that lives and may be abandoned; "" of others."""
     status = state.get("status")
-    if status == "created" or (mark.awaits_start and status == "paused"):
+    has_shim = engine_of(str(container.parent)) != "runc"
+    is_waiting = status == "created" or (mark.awaits_start and status == "paused")
+    if is_waiting and (has_shim or mark.wish.namespace):  # people may start theirs whenever they like: `podman init`
         return "was created and is not started"
-    if engine_of(str(container.parent)) != "runc" and stat_of(str(state.get("pid")))[1:2] == ["1"]:
+    if has_shim and stat_of(str(state.get("pid")))[1:2] == ["1"]:
         return "has lost its shim"  # the parent of its first process, which has now become a child of init
     return ""
 

@@ -99,7 +99,7 @@ class Wish:
         """As a mark has it."""
         facts: dict[str, str | int] = {name: getattr(self, name) for name in ("key", "restore", "policy", "tries")}
         facts |= {} if self.keep == "always" else {"keep": self.keep}
-        return facts | ({"volumes": self.volumes} if self.volumes else {})
+        return facts | {name: value for name in ("volumes", "namespace") if (value := getattr(self, name))}
 
     def key_of(self, name: str) -> str:
         """The key that a workload of its namespace has by that name."""

@@ -216,6 +216,26 @@ def test_one_whose_parent_is_not_init_is_left_alone(machine: Machine, monkeypatc
     assert machine.status == "running"
 
 
+def remembered(wish: Wish, restored: str | None) -> Mark:
+    """As another call reads it."""
+    marks.write_mark(marks.mark_of(ROOT, "a"), Mark(wish, restored=restored))
+    mark = marks.find_mark(Path(ROOT, "a"))
+    assert mark is not None
+    return mark
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("status", ["paused", "created"])
+def test_one_that_people_start_when_they_like(status: str) -> None:
+    """`podman init`, `runc create`. A pod's is started at once, whichever engine it has."""
+    restored = "k_1_00000000" if status == "paused" else None
+    state = {"status": status, "pid": PID}
+    by_hand, of_a_pod = (remembered(Wish("k", "latest", namespace=name), restored) for name in ("", "team"))
+    assert not abandoned.reason(Path("/run/runc/a"), by_hand, state)
+    assert abandoned.reason(Path("/run/runc/a"), of_a_pod, state)
+    assert abandoned.reason(Path(ROOT, "a"), by_hand, state)
+
+
 def test_one_of_another_engine_is_not_asked_for_its_shim(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """podman and CRI-O have none, and `runc run --detach` leaves its containers to init."""
     mark = Mark(Wish("k", "latest"))

@@ -1,0 +1,105 @@
+"""Who waits for a CRIU that was killed in a restore is ended, and nobody else is."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kedge.containers.criu import leftovers
+from kedge.containers.guard import Guard
+from kedge.containers.pids import children_of, is_alive
+from tests.waiting import wait_for
+
+# A runtime that asked CRIU for its version before, and does not look what became of its children. CRIU ends when it can
+# read its fifo.
+RUNTIME = "true & sh -c 'read word <{fifo}; exit 1' & sleep 1000000 & echo ready; exec sleep 1000000"
+
+# As runc: its first child is killed, and it waits for the socket that the second one has too.
+STUCK = """
+import os, socket, subprocess
+near, far = socket.socketpair()
+subprocess.Popen(["sh", "-c", "kill -9 $$"])
+subprocess.Popen(["sleep", "1000000"], pass_fds=[far.fileno()])
+far.close()
+os._exit(0 if near.recv(1) else 3)
+"""
+
+
+class Restore:
+    """One under way, with a lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fifo = folder / "fifo"
+        os.mkfifo(self.fifo)
+        self.lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+        self.runtime = subprocess.Popen(
+            ["sh", "-c", RUNTIME.format(fifo=self.fifo)], stdout=subprocess.PIPE, pass_fds=[self.lock]
+        )
+        assert self.runtime.stdout is not None
+        assert self.runtime.stdout.readline() == b"ready\n"
+        *_, self.criu, self.task = children_of(self.runtime.pid)
+        elsewhere = {"start_new_session": True, "stdin": subprocess.DEVNULL}
+        self.holder = subprocess.Popen(["sleep", "1000000"], pass_fds=[self.lock], **elsewhere)
+        self.stranger = subprocess.Popen(["sleep", "1000000"], **elsewhere)
+
+    def look(self) -> None:
+        leftovers.end_if_criu_was_killed(self.runtime.pid, [self.lock])
+
+    def all_run(self) -> bool:
+        pids = (self.runtime.pid, self.task, self.holder.pid, self.stranger.pid)
+        return all(map(is_alive, pids))
+
+    def close(self) -> None:
+        for pid in (self.criu, self.task):
+            os.kill(pid, signal.SIGKILL)
+        for process in (self.runtime, self.holder, self.stranger):
+            process.kill()
+            process.communicate()
+        os.close(self.lock)
+
+
+@pytest.fixture(name="restore")
+def _restore(tmp_path: Path) -> Iterator[Restore]:
+    made = Restore(tmp_path)
+    yield made
+    made.close()
+
+
+def test_who_waits_is_ended(restore: Restore) -> None:
+    restore.look()
+    assert restore.all_run()
+    os.kill(restore.criu, signal.SIGKILL)
+    wait_for(lambda: not is_alive(restore.criu), "it cannot be killed")
+    restore.look()
+    wait_for(lambda: not is_alive(restore.task), "a child of the runtime waits")
+    assert restore.holder.wait(60) == -signal.SIGKILL
+    assert is_alive(restore.runtime.pid)
+    assert is_alive(restore.stranger.pid)
+
+
+def test_one_that_ended_by_itself_left_what_is_to_run(restore: Restore) -> None:
+    """It has answered, whatever it was, and its runtime is about to look."""
+    restore.fifo.write_text("word\n")
+    wait_for(lambda: not is_alive(restore.criu), "it does not end")
+    restore.look()
+    assert restore.all_run()
+
+
+def test_one_that_is_killed_after_criu_is_for_criu_to_say(restore: Restore) -> None:
+    os.kill(restore.task, signal.SIGKILL)
+    wait_for(lambda: not is_alive(restore.task), "it cannot be killed")
+    restore.look()
+    assert is_alive(restore.criu)
+    assert is_alive(restore.holder.pid)
+
+
+def test_a_guarded_restore_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime is the child of its shell."""
+    monkeypatch.setattr(leftovers, "LOOK_S", 0.01)
+    runtime = tmp_path / "runtime"
+    runtime.write_text(STUCK)
+    assert Guard(["true"]).run([sys.executable, str(runtime)], []) == 3
