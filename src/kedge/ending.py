@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable
 
 _saving: list[Callable[[], None]] = []
@@ -21,7 +22,11 @@ def close_at_end(call: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-@atexit.register
 def _end() -> None:
     for call in [*reversed(_saving), *_closing]:
         call()
+
+
+# Python calls what comes first here last: finalizers, of packs and of temporary directories, wait until all is saved.
+weakref.finalize(_end, _end).detach()
+atexit.register(_end)

@@ -75,8 +75,8 @@ PROGRAMS = {
 }
 
 
-def _run(place: str, program: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    text = BEGIN.format(before=before) + textwrap.dedent(program)
+def _run(place: str, program: str, before: str = "", text: str = "") -> subprocess.CompletedProcess[str]:
+    text = text.format(before=before, program=program) or BEGIN.format(before=before) + textwrap.dedent(program)
     command = [sys.executable, "-c", text, str(place)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
 
@@ -88,6 +88,33 @@ def test_nothing_is_lost_at_the_end(tmp_path: Path, how: str, kind: str) -> None
     assert (ended.returncode, ended.stderr) == (0, "")
     with kedge.open(place) as store:
         assert [store.load(c.id)["n"] for c in store.list("job")] == [0, 1, 2, 3]  # type: ignore[index]
+
+
+BARE = """
+{before}
+import os, sys
+import kedge
+store = kedge.open(sys.argv[1])
+state = os.urandom(3_000_000)
+{program}
+"""
+
+
+@pytest.mark.parametrize("kind", ["file:", "files:"])
+def test_nothing_is_lost_without_numpy(tmp_path: Path, kind: str) -> None:
+    """Nothing but Kedge has finalizers then, so Python calls them before exit handlers unless Kedge sees to it."""
+    place = f"{kind}{tmp_path / 'store'}"
+    ended = _run(place, 'store.save_async("job", "step", state)', text=BARE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with kedge.open(place) as store:
+        assert len(store.list("job")) == 1
+        assert store.verify().is_ok
+
+
+def test_a_save_in_a_handler_that_is_called_too_late_is_refused(tmp_path: Path) -> None:
+    handler = "import atexit; atexit.register(lambda: store.save_async('job', 'step', state))"
+    ended = _run(str(tmp_path / "store"), "", handler, text=BARE)
+    assert "is closed" in ended.stderr
 
 
 FAILING = """

@@ -180,8 +180,9 @@ class BackgroundSaves:
                 _finish_in_child()
             self._pending = [*self._pending, future]
         self._jobs.put((future, commit, staged))
-        if _exit.has_begun:  # nobody will wait for it any more
+        if _exit.has_begun:  # nobody will wait for it any more, nor ask what became of it
             self.finish()
+            self.raise_unseen()
         return future
 
     def _stage(self, encoded: Encoded, is_counted: bool) -> Staged:
