@@ -20,6 +20,7 @@ from . import (
     importers,
     machines,
     memory,
+    page,
     pipelines,
     queues,
     server,
@@ -81,6 +82,7 @@ SERVER: Rows = {
     "look-ups": server.look_ups,
     "posts": server.durable_posts,
     "transfers": transfers.memory,
+    "views": page.run,
 }
 SUITES = {
     "store": STORE,

@@ -432,13 +432,13 @@ def test_tabs_share_one_connection(page: Page, known: dict[str, str]) -> None:
 
 def test_a_search_is_in_the_address(page: Page, known: dict[str, str]) -> None:
     with kedge.open(known["place"]) as store:
-        store.save("sought", "s", 1)
+        store.save("addressed-job", "s", 1)
     page.goto("/")
-    page.fill("#search", "sough")
+    page.fill("#search", "addressed-j")
     counts(page, "#jobs tbody tr", 1)
-    assert page.evaluate("location.search") == "?prefix=sough"
+    assert page.evaluate("location.search") == "?prefix=addressed-j"
     page.reload()
-    sees(page.locator("#search")).to_have_value("sough")
+    sees(page.locator("#search")).to_have_value("addressed-j")
     counts(page, "#jobs tbody tr", 1)
     page.fill("#search", "")
     page.wait_for_url(re.compile(r"/$"))

@@ -190,3 +190,27 @@ def test_a_signal_is_sent_from_the_page(page: Page, known: dict[str, str]) -> No
     page.click("#signal button.primary")
     shows(page, ".notice", "Signal go was sent")
     assert wait_for_go(known["place"]) == {"pages": 3}
+
+
+@kedge.pipeline
+def price(order: dict[str, int], *, api_key: str) -> dict[str, object]:
+    return {"total": order["pieces"] * 7, "lines": ["line"] * 40}
+
+
+def test_a_run_shows_its_arguments_and_its_result_and_leads_to_the_whole(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        kedge.start(price, {"pieces": 3}, key="priced", store=store, api_key="sk-77").result(timeout_s=600)
+        price.at("priced-here", store=store, progress=False, signals=False)({"pieces": 2}, api_key="sk-78")
+    page.goto("/runs/priced")
+    shows(page, "#arguments", "order", "{'pieces': 3}", "api_key", "(not shown)")
+    shows(page, "#result", "total", "21", "… 40 in all")
+    counts(page, "text=sk-77", 0)
+    page.click("#result >> text=Show the whole")
+    page.wait_for_url("**/checkpoints/**")
+    page.click("summary:has-text('result')")
+    shows(page, ".tree", "total", "21")
+    page.goto("/runs/priced-here")
+    shows(page, "#result", "total", "14")
+    counts(page, "#result a, #arguments a", 0)  # nothing more of them is kept
+    page.goto("/runs/nightly-tiles")  # no call of a pipeline
+    counts(page, "#result, #arguments", 0)

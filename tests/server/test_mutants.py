@@ -17,6 +17,7 @@ import kedge.index.sqlite.writes
 import kedge.server.auth
 import kedge.server.batches
 import kedge.server.limits
+import kedge.server.query
 import kedge.server.route
 import kedge.server.routes.executions
 import kedge.server.routes.older
@@ -29,7 +30,7 @@ from kedge.server import create_app
 from kedge.server.auth import Needs
 from kedge.server.limits import Body
 from kedge.server.tokens import Scope
-from tests.server import test_access, test_api, test_direct_routes, test_older_routes, test_process
+from tests.server import test_access, test_api, test_direct_routes, test_older_routes, test_process, test_query
 from tests.server.conftest import client_of
 from tests.server.test_access import world  # noqa: F401 - a fixture
 from tests.server.test_older_routes import Runner
@@ -202,6 +203,13 @@ def test_scope_of_a_route_is_noticed_by_the_matrix(request: pytest.FixtureReques
         test_access.test_matrix(
             request.getfixturevalue("world"), "DELETE", "/api/v1/checkpoints/{checkpoint_id}", Scope.WRITE
         )
+
+
+def test_a_query_that_is_not_checked_is_noticed(client: TestClient) -> None:
+    unchecked = mock.patch.object(kedge.server.query.QueryRule, "check", return_value=None)
+    method, path, rule = next(row for row in test_query.RULES if row[1] == "/api/v1/gc")
+    with unchecked, pytest.raises(AssertionError):
+        test_query.test_odd_queries_of_every_route(client, method, path, rule)
 
 
 def test_a_stop_without_drain_is_noticed(tmp_path: Path) -> None:

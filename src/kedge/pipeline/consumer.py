@@ -45,6 +45,7 @@ from .entries import (
     ready,
     save_entry,
     schedule_job,
+    shown_call,
 )
 from .failure import one_line
 from .groups import active_tags, advance, advance_all
@@ -365,7 +366,7 @@ class Worker:
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
             grace_s=self._grace_s, signals=False, progress=False, timeout_s=pipeline.timeout_s, lease=lease,
             taking=taking, queue="" if job == queue_job(RECOVERY) else queue_of(job),
-            origin={"entry": stored[0].metadata, "call": call},
+            origin={"entry": stored[0].metadata, "call": call, "given": shown_call(call)},
         )  # fmt: skip
         try:
             pipeline.carry_out(run, call, partial(self._begin_run, entry, run), _end(entry))

@@ -15,8 +15,8 @@ from kedge.errors import Conflict, Validation, did_you_mean
 from kedge.manager import CheckpointManager
 from kedge.ports import Then
 
-from .entries import call_of
-from .keys import arguments, digest_of, parameters_of
+from .entries import call_of, shown_call
+from .keys import arguments, digest_of
 from .owner import this_command
 from .place import here
 from .recovery import recoverable
@@ -78,26 +78,31 @@ class Pipeline(Generic[P, R]):
 
         place = self.store if store is None else store
 
-        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
+        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Run]:
             name = self.key_of(*args, **kwargs) if key is None else key
-            origin = {**this_command(), "parameters": parameters_of(self.function)}
-            given = {"timeout_s": self.timeout_s, **options}
-            make = functools.partial(Run, name, version=self.version, pipeline=self.name, origin=origin, **given)
+            call = call_of(self.function, args, kwargs)
+            origin = {**this_command(), "parameters": call["parameters"], "given": shown_call(call)}
+            chosen = {"timeout_s": self.timeout_s, **options}
+            make = functools.partial(Run, name, version=self.version, pipeline=self.name, origin=origin, **chosen)
             if not self.recover:
                 return make(store=place)
-            return recoverable(lambda opened: make(store=opened), place, call_of(self.function, args, kwargs))
+            return recoverable(lambda opened: make(store=opened), place, call)
 
         if inspect.iscoroutinefunction(self.function):
 
             async def start(*args: Any, **kwargs: Any) -> Any:
-                with enter(args, kwargs):
-                    return await self.function(*args, **kwargs)  # type: ignore[misc]
+                with enter(args, kwargs) as run:
+                    result = await self.function(*args, **kwargs)  # type: ignore[misc]
+                    run.note_result(result)
+                    return result
 
             return start  # type: ignore[return-value]
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with enter(args, kwargs):
-                return self.function(*args, **kwargs)
+            with enter(args, kwargs) as run:
+                result = self.function(*args, **kwargs)
+                run.note_result(result)
+                return result
 
         return call
 

@@ -27,7 +27,7 @@ from kedge.ports import Provided
 from kedge.store.request import parse_request
 
 from .inbox import is_run_key
-from .keys import arguments, digest_of, parameters_of
+from .keys import arguments, digest_of, parameters_of, previews
 from .telemetry import trace_here
 
 READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
@@ -169,6 +169,14 @@ def call_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         "args": list(args), "kwargs": dict(kwargs), "names": list(arguments(function, tuple(args), {})),
         "parameters": parameters_of(function),
     }  # fmt: skip
+
+
+def shown_call(call: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of a call in a few words, for people, without credentials."""
+    names = call.get("names", ())
+    positional = {(names[n] if n < len(names) else f"argument {n + 1}"): value for n, value in enumerate(call["args"])}
+    named = {**positional, **call["kwargs"]}
+    return previews(named) if named else {}
 
 
 def inputs_of(pipeline: str, call: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, Lease, RunStatus
 from kedge.store.request import Request, branch_listed, request_again
 
-from .entries import RECOVERY, inputs_of, queue_job, save_entry
+from .entries import RECOVERY, inputs_of, queue_job, save_entry, shown_call
 from .history import RunSummary, find_run, find_runs, steps_of
 from .inbox import parse_run_key
 from .kept import kept_failures
@@ -227,5 +227,5 @@ def _record(store: CheckpointManager, plan: ForkPlan, lease: Lease, origin: Mapp
         "forked_from": plan.run, "queue": source.queue,
     }  # fmt: skip
     if "entry" in origin:
-        metadata["has_entry"] = True
+        metadata |= {"has_entry": True, "given": shown_call(origin["call"])}
     save_status(store, lease, RunStatus.PAUSED, dict(origin), metadata)

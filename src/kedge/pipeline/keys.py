@@ -21,6 +21,7 @@ Path = tuple[str, ...]
 
 _PREVIEW_CHARACTERS = 200
 _PREVIEW_ENTRIES = 6  # of a list or dict
+_PREVIEW_NAMES = 20  # of arguments, or of a result that has names
 
 
 def show(path: Path) -> str:
@@ -96,8 +97,17 @@ def preview(name: str, value: object, depth: int = 2) -> str:
         shown = [preview("", member, depth - 1) for member in value[:_PREVIEW_ENTRIES]]
     if len(value) > _PREVIEW_ENTRIES:
         shown.append(f"… {len(value):,} in all")
-    brackets = {list: "[]", tuple: "()"}.get(kind, "{}")
-    return brackets[0] + ", ".join(shown)[: 2 * _PREVIEW_CHARACTERS] + brackets[1]
+    brackets, text = {list: "[]", tuple: "()"}.get(kind, "{}"), ", ".join(shown)
+    text = text if len(text) <= 2 * _PREVIEW_CHARACTERS else text[: 2 * _PREVIEW_CHARACTERS] + "…"
+    return brackets[0] + text + brackets[1]
+
+
+def previews(value: object) -> dict[str, str]:
+    """A value for people: each entry of a dict with names in a few words, anything else as a whole, under ""."""
+    if type(value) is not dict or not value or not all(type(name) is str for name in islice(value, _PREVIEW_NAMES)):
+        return {"": preview("", value)}
+    shown = {name[:_PREVIEW_CHARACTERS]: preview(name, entry) for name, entry in islice(value.items(), _PREVIEW_NAMES)}
+    return shown | ({"…": f"{len(value):,} in all"} if len(value) > _PREVIEW_NAMES else {})
 
 
 def _positional(function: Callable[..., Any]) -> Iterator[str]:

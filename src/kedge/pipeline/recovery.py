@@ -14,7 +14,7 @@ from typing import Any
 from kedge.errors import LeaseLost, NoSpace, StorageError, Unavailable
 from kedge.manager import CheckpointManager
 
-from .entries import RECOVERY, RUNNING, drop_entry, inputs_of, new_entry, queue_job, save_entry
+from .entries import RECOVERY, RUNNING, drop_entry, inputs_of, new_entry, queue_job, save_entry, shown_call
 from .inbox import StoreLike, opened
 from .run import Run
 
@@ -22,7 +22,7 @@ from .run import Run
 @contextmanager
 def recoverable(
     make: Callable[[CheckpointManager], Run], given: StoreLike | None, call: Mapping[str, Any]
-) -> Iterator[None]:
+) -> Iterator[Run]:
     """Around the call of a pipeline, in the run that `make` makes.
 
     Only a process that dies, or whose store fails, leaves an entry behind.
@@ -32,7 +32,7 @@ def recoverable(
         with run:
             entry, _ = register(store, run.key, str(run.pipeline), call)
             try:
-                yield
+                yield run
             except LeaseLost:
                 raise  # the run belongs to somebody else, and so does its entry
             except (Unavailable, NoSpace):
@@ -55,4 +55,4 @@ def register(
     saved = save_entry(store, job, entry, call, state=RUNNING)
     for record in earlier:
         drop_entry(store, record.id)
-    return saved, {"entry": entry, "call": call}
+    return saved, {"entry": entry, "call": call, "given": shown_call(call)}

@@ -411,6 +411,10 @@ class Run:
         """Keep what the pipeline returned with the run's last status record, in whose transaction `then` is done."""
         self._at_work().end(result, then)
 
+    def note_result(self, result: object) -> None:
+        """Say in the run's last status record, in a few words, what its pipeline returned to its caller."""
+        self._at_work().note_result(result)
+
     def stop(self, reason: str) -> None:
         """From another thread: pause before the next step, unless it has ended."""
         if self._session is not None and self._session.is_open:

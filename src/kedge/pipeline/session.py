@@ -26,7 +26,7 @@ from .attempt import Isolation
 from .failure import Failure, one_line, traceback_of
 from .inbox import CANCEL, ITEMS, Inbox, SignalMessages
 from .kept import KeptFailures
-from .keys import Path, show, step_key
+from .keys import Path, previews, show, step_key
 from .owner import newest_status, save_status, status_request, this_process
 from .progress import watcher
 from .signals import Paused, Signals
@@ -69,14 +69,14 @@ class Session:
         self.queue, self.parent = queue, parent
         self.number, self.is_first = 1, is_first
         self._alone_until = boot_clock_s() + lease.ttl_s / 2 if is_first else 0.0
-        self.is_imported = False  # some of the run's steps were done by an older system
-        self.is_open = True
+        self.is_open, self.is_imported = True, False  # some of the run's steps were done by an older system
         self.signals = Signals(grace_s)
         self.isolation = Isolation()
         self.account = Account()
         self.tasks: set[Task[Any]] = set()  # that carry out steps now
         self.began_at = self.session_began_at = time.time()  # of the run; of this session
         self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
+        self._returned: Mapping[str, str] | None = None  # the same for people, in a few words
         self.then = then  # what else is done in the transaction in which the run is completed
         self.is_released: Callable[[], None] = lambda: None  # called when that was to release the lease
         self.completed_at: datetime | None = None  # in an earlier session
@@ -206,6 +206,8 @@ class Session:
             metadata["parent"] = self.parent
         if origin and "entry" in origin:
             metadata["has_entry"] = True
+        if origin and "given" in origin:
+            metadata["given"] = state.pop("given")
         if error is not None and status is not RunStatus.COMPLETED:
             metadata["error"] = one_line(error)
             metadata["is_denied"] = isinstance(error, Denied)
@@ -213,6 +215,9 @@ class Session:
             state["failure"] = Failure.of(error).state()
         if status is RunStatus.COMPLETED and self.result is not None:
             state["result"] = self.result[0]
+            metadata["has_result"] = True
+        if status is RunStatus.COMPLETED and self._returned is not None:
+            metadata["returned"] = self._returned
         return state, metadata
 
     def record_progress(self, done: int, total: int | None) -> None:
@@ -335,6 +340,10 @@ class Session:
     def end(self, result: object, then: Then | None) -> None:
         """Keep what the pipeline returned, and what is done when that is made durable."""
         self.result, self.then = (result,), then or self.then
+        self.note_result(result)
+
+    def note_result(self, result: object) -> None:
+        self._returned = previews(result)
 
     def leave(self, status: RunStatus, error: BaseException | None) -> None:
         """From here on there are no steps, and no signal raises: the end of the run is being recorded."""

@@ -29,7 +29,6 @@ from starlette.responses import Response
 from kedge.errors import NotAllowed, Unauthorized, Validation
 from kedge.manager import CheckpointManager
 
-from .problems import OLDER_PREFIX
 from .schemas import Name
 from .service import Service
 from .sessions import LIFETIME
@@ -111,7 +110,6 @@ class Needs(SecurityBase):
         ] = None,
     ) -> Access:
         caller = await identify(request)
-        refuse_unknown_parameters(request)
         return self.admit(caller, namespace, service_of(request))
 
     def admit(self, caller: Caller, namespace: str | None, service: Service) -> Access:
@@ -149,24 +147,6 @@ def refuse_narrow_scope(caller: Caller, needed: Scope) -> None:
 
 def _dependencies(dependant: Any) -> list[Any]:
     return [inner for dependency in dependant.dependencies for inner in (dependency, *_dependencies(dependency))]
-
-
-def refuse_unknown_parameters(request: Request) -> None:
-    """A misspelled parameter is a mistake, not a wish for the default. The older routes and the page take any."""
-    route = request.scope["route"]
-    if not request.scope["query_string"] or not route.include_in_schema or route.path.startswith(OLDER_PREFIX):
-        return
-    endpoint = route.endpoint
-    if endpoint not in _parameters:
-        own = route.dependant
-        named = (field.alias for dependency in (own, *_dependencies(own)) for field in dependency.query_params)
-        _parameters[endpoint] = frozenset(named)
-    if unknown := sorted(request.query_params.keys() - _parameters[endpoint]):
-        known = ", ".join(sorted(_parameters[endpoint]))
-        raise Validation(f"there is no parameter {unknown[0][:80]!r}", hint=f"there is: {known}")
-
-
-_parameters: dict[Any, frozenset[str]] = {}
 
 
 def headers_of(request: Request) -> dict[bytes, bytes]:

@@ -19,6 +19,8 @@ from kedge.errors import CheckpointError, Unavailable
 
 from .auth import SAFE_METHODS, identify, refuse_narrow_scope, refuse_other_sites, rule_of, service_of
 from .limits import Body, body_of
+from .problems import OLDER_PREFIX
+from .query import QueryRule, query_rule
 from .service import Service
 from .tokens import Scope
 
@@ -53,12 +55,22 @@ class GatedRoute(APIRoute):
     def rule(self) -> Scope | None:
         return rule_of(self)
 
+    @cached_property
+    def query_rule(self) -> QueryRule | None:
+        """None for the older routes: they took any."""
+        if self.path.startswith(OLDER_PREFIX):
+            return None
+        return query_rule(self.dependant, is_page=not self.include_in_schema)
+
     async def admit(self, request: Request) -> None:
-        """Let the request in, or raise: Unauthorized, NotAllowed, Unavailable, TooLarge."""
+        """Let the request in, or raise: Unauthorized, NotAllowed, Validation, Unavailable, TooLarge."""
         service, body = service_of(request), body_of(request.scope)
         limits = service.limits
         if self.rule is not None:
             refuse_narrow_scope(await identify(request), self.rule)
+        if request.scope["query_string"] and (query := self.query_rule) is not None:
+            query.check(request.query_params)
+        if self.rule is not None:
             _take_slot(service, service.slots, limits.concurrent, body)
             takes_states = getattr(self.endpoint, _TAKES_STATES, False)
             body.open(limits.body_bytes if takes_states else limits.document_bytes, limits.receive_s)

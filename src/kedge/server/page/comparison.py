@@ -46,10 +46,12 @@ async def compare(
     keep: str = "",
     only: Annotated[str, Query(max_length=400)] = "",
     start: Annotated[int, Query(ge=0, le=_SEARCHED)] = 0,
+    tag: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
     """Two checkpoints, the older first unless `keep` is given; or one and the newest of a job (`live`).
 
-    `only` is a part of the paths that are wanted; `start` is how many changes come before those that are shown.
+    `only` is a part of the paths that are wanted; `start` is how many changes come before those that are shown. `tag`
+    says nothing here: the form of a history, whose boxes choose what is compared or tagged, sends it with both.
     """
 
     def facts(store: CheckpointManager) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from kedge.care.policies import policy_in_words, rules_of
@@ -31,10 +31,27 @@ _LONGEST = 400
 Part = Annotated[Literal["", "plan"], Query()]
 
 
+def _tried(
+    keep_last: str = "",
+    hourly: str = "",
+    daily: str = "",
+    weekly: str = "",
+    monthly: str = "",
+    keep_within: str = "",
+    keep_tags: str = "",
+    keep_last_per_level: str = "",
+    min_per_level: str = "",
+) -> dict[str, str]:
+    """The policy in an address, as somebody typed it."""
+    return _given(locals())
+
+
+Tried = Annotated[dict[str, str], Depends(_tried)]
+
+
 @router.get("/jobs/{job}/retention")
-async def retention(request: Request, access: Reader, job: str, part: Part = "") -> Response:
+async def retention(request: Request, access: Reader, job: str, tried: Tried, part: Part = "") -> Response:
     """A job's policy, or the one that is being tried, with what it would delete now."""
-    tried = _given(request.query_params)
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         record = find_job(store, job)
@@ -71,9 +88,8 @@ async def change_retention(request: Request, access: Writer, job: str) -> Respon
 
 
 @router.get("/retention")
-async def retention_of_all(request: Request, access: Reader, part: Part = "") -> Response:
+async def retention_of_all(request: Request, access: Reader, rules: Tried, part: Part = "") -> Response:
     """One policy tried on all jobs, and the jobs that have one of their own."""
-    rules = _given(request.query_params)
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         owners = [(job.name, policy_in_words(job.retention)) for job in store.jobs(limit=_MOST_JOBS) if job.retention]

@@ -15,6 +15,7 @@ from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus, to_datetime, to_us
 from kedge.pipeline.approval import decide, pending_approvals
+from kedge.pipeline.call_values import arguments_of, result_of
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import (
     Explanation,
@@ -143,6 +144,7 @@ async def run(
         return {
             "run": summary,
             **_times(store, summary),
+            "values": [("Arguments", arguments_of(store, summary)), ("Result", result_of(store, summary))],
             **_controls(store, access, summary, any(items.failed for items in maps)),
             "line": line,
             "rows": rows,

@@ -75,13 +75,17 @@ async def find_keys(
     access: Reads,
     job: schemas.Name,
     key: Annotated[list[_Key] | None, Query(max_length=100, description="Idempotency keys; repeatable.")] = None,
-    after: Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Without keys: all above this number.")] = 0,
+    after: Annotated[
+        int | None, Query(ge=0, le=(1 << 53) - 1, description="Without keys: all above this number.")
+    ] = None,
     limit: PageSize = 50,
 ) -> Any:
     """What was saved under idempotency keys: under these, or under any among the next sequence numbers."""
+    if key and after is not None:
+        raise Validation("parameter 'after' is for a listing without 'key'", hint="leave one of them out")
 
     def find(store: CheckpointManager) -> list[dict[str, object]]:
-        stored = store.store.find(job, key) if key else store.store.find_next(job, after, limit)
+        stored = store.store.find(job, key) if key else store.store.find_next(job, after or 0, limit)
         return [{"key": name, "checkpoint": checkpoint.to_json()} for name, (checkpoint, _) in stored.items()]
 
     return JsonAnswer({"found": await access.ask(find)})
