@@ -143,6 +143,8 @@ def test_bad_input_changes_nothing(store: KedgeStore) -> None:
     store.put(("a",), "k", {"n": 1, "text": "x"})
     with pytest.raises(Validation, match=r"\$regex"):
         store.search(("a",), filter={"n": {"$regex": "x"}})
+    with pytest.raises(Validation, match=r"\$or"):
+        store.search(("a",), filter={"$or": [{"n": 1}]})
     assert store.search(("a",), filter={"text": {"$gt": 5}}) == []
     assert [job.name for job in store.manager.jobs()] == ["memory:a"]
 
@@ -188,6 +190,15 @@ def test_a_filter_is_decided_by_the_rows(store: KedgeStore, monkeypatch: pytest.
     assert len(loaded) == 7
     assert [item.key for item in store.search(("a",), filter={"deep": {"n": 7}})] == ["k7"]  # only the value tells
     assert [item.key for item in store.search(("a",), filter={"n": 7, "missing": None})] == ["k7"]
+
+
+def test_a_filter_takes_a_path_as_sqlite_store_does_where_no_field_has_that_name(store: KedgeStore) -> None:
+    store.put(("a",), "nested", {"user": {"access-level": "high", "n": 1}})
+    store.put(("a",), "flat", {"user.n": 1, "user": "x"})
+    store.put(("a",), "neither", {"user": None})
+    assert [item.key for item in store.search(("a",), filter={"user.access-level": "high"})] == ["nested"]
+    assert [item.key for item in store.search(("a",), filter={"user.n": {"$gte": 1}})] == ["flat", "nested"]
+    assert [item.key for item in store.search(("a",), filter={"user.n.deeper": 1})] == []
 
 
 def test_a_query_without_an_index_is_no_filter(store: KedgeStore) -> None:

@@ -1,6 +1,6 @@
-"""Filters of memories: {"colour": "blue", "age": {"$gte": 18}}, decided by an item's value, or by what its row tells.
+"""Filters of memories: {"colour": "blue", "age": {"$gte": 18}, "user.name": "Ann"}.
 
-The row of an item has the plain fields of its value in its metadata, so that a search reads few of the others.
+The row of an item has the plain fields of its value in its metadata, so that a search reads few of the values.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ class Filter:
     """What a search asks for."""
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:
-        self._wanted = wanted
+        for name in wanted:
+            if name.startswith("$"):
+                raise Validation(
+                    f"the filter has {name!r} in the place of a field", hint='for example {"age": {"$gt": 5}}'
+                )
         self._tests = [(name, _test(expected)) for name, expected in wanted.items()]
 
     def fits(self, value: Any) -> bool:
-        return fits(value, self._wanted)
+        return all(is_fitting(_at(value, name)) for name, is_fitting in self._tests)
 
     def by_row(self, metadata: Mapping[str, Any]) -> bool | None:
         """Whether the item of a row fits; None when only its value can tell."""
@@ -61,6 +65,15 @@ class Filter:
             elif not is_fitting(fields.get(name)):
                 return False
         return True if is_known else None
+
+
+def _at(value: Any, name: str) -> Any:
+    """A field of a value; where there is none of that name, a path to one: "user.name"."""
+    if name not in value and "." in name:
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+    return value.get(name)
 
 
 def _test(expected: Any) -> Callable[[Any], bool]:
