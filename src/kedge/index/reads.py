@@ -52,6 +52,7 @@ class SqlReads:
     namespace: str
     written_by: str
     _ns: int
+    _JOBS = "main.job"  # with counters that are right
 
     # What a database says in its own way
 
@@ -214,13 +215,14 @@ class SqlReads:
         return FirstRow("(SELECT CAST(no AS bigint) << 32 FROM main.job WHERE ns_no = ? AND name = ?)", (self._ns, job))
 
     def job(self, name: str) -> Job | None:
-        row = self._one(f"SELECT {JOB} FROM main.job WHERE ns_no = ? AND name = ?", self._ns, name)
+        row = self._one(f"SELECT {JOB} FROM {self._JOBS} WHERE ns_no = ? AND name = ?", self._ns, name)
         return None if row is None else job_of(row)
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
         # Names are ASCII, so the names with a prefix are those between it and it followed by the last character.
         rows = self._all(
-            f"SELECT {JOB} FROM main.job WHERE ns_no = ? AND name > ? AND name >= ? AND name < ? ORDER BY name LIMIT ?",
+            f"SELECT {JOB} FROM {self._JOBS} WHERE ns_no = ? AND name > ? AND name >= ? AND name < ? "
+            "ORDER BY name LIMIT ?",
             self._ns, after, prefix, prefix + "\x7f", NO_LIMIT if limit is None else limit,
         )  # fmt: skip
         return [job_of(row) for row in rows]
@@ -315,7 +317,7 @@ class SqlReads:
 
     def totals(self) -> Mapping[str, int]:
         of_jobs = self._one(
-            "SELECT count(*), sum(checkpoints), sum(size_bytes), sum(stored_bytes) FROM main.job WHERE ns_no = ?",
+            f"SELECT count(*), sum(checkpoints), sum(size_bytes), sum(stored_bytes) FROM {self._JOBS} WHERE ns_no = ?",
             self._ns,
         )
         of_chunks = self._one(

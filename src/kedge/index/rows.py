@@ -31,14 +31,14 @@ FORGET_PACKS = (
 )
 
 
-def late_manifests() -> str:
+def late_manifests(events: str = "main.event") -> str:
     """SQL, of (namespace, event), for the checkpoints with chunks that events behind that one speak of.
 
     What a sweep has to mark again before it deletes (I3). Whatever the event was: each change of what a manifest names
     has one, and a list of such changes would be forgotten when another kind is added.
     """
     return (
-        "SELECT DISTINCT c.id, c.manifest FROM main.event e JOIN main.checkpoint c ON c.id = e.checkpoint "
+        f"SELECT DISTINCT c.id, c.manifest FROM {events} e JOIN main.checkpoint c ON c.id = e.checkpoint "
         "WHERE e.ns_no = ? AND e.id > ? AND c.has_chunks"
     )
 

@@ -1,9 +1,10 @@
 """What waits together, committed in one round trip by functions of the server (`sql/002.sql`).
 
+The statement first takes the locks of all that it changes (`locks`), so that what does not touch is not waited for.
 The server numbers the saves, checks leases, parents and chunks, and inserts all of them or none. What it cannot decide
-by itself (a job that is new, a lease that must be ended, anything that will be refused) it leaves alone: then nothing
-has happened, and `writes` does them one by one, and finds out for each what is the matter. What a save does besides
-(`Then`) is done in the same statement, if the saves are.
+by itself (a lease that must be ended, anything that will be refused) it leaves alone: then nothing has happened, and
+`writes` does them one by one, and finds out for each what is the matter. What a save does besides (`Then`) is done in
+the same statement, if the saves are.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
-
-import ormsgpack
+from typing import Any, ClassVar, NamedTuple
 
 from kedge.index.group_commit import Save
 from kedge.index.transactions import held, now_us
@@ -22,22 +21,32 @@ from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, Lease
 from kedge.ports import CheckpointIds, Chunk, NewCheckpoint, Provided, Unmet, Update
 from kedge.ports.record import LAST_SEQ, checkpoint_of, columns_of
 
+from .locks import Lock, ascending, of_checkpoint, of_job
 from .server import Array, Connection, run_prepared
 from .writes import PostgresWrites
 
 # What the function takes for each save, chunk and tag, in its order.
 _OF_SAVE = (
     *("text", "bigint", "text", "text", "text", "text", "bigint", "text", "bigint", "bigint", "bytea", "text", "text"),
-    *("text", "boolean", "text", "boolean", "bytea", "text", "bytea", "bigint", "text", "bytea"),
+    *("text", "boolean", "text", "boolean", "bytea", "text", "bytea", "bigint", "text"),
 )
 _OF_TAG = ("integer", "text", "text")
 _OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "integer", "bigint", "bytea")
 _SAVE_ONE = f"kedge.save_one_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + 2))})"
 _SAVE = f"kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 1))})"
 
+_LOCK = "(SELECT kedge.lock_1(%s, %s, %s, %s) OFFSET 0) l"
+
 MOST_DELETED = 8  # by the function; more are deleted statement by statement
 
 Outcome = tuple[Any] | Exception | None  # a result, a refusal; None: nothing was done
+
+
+class Committed(NamedTuple):
+    """What became of a batch, and whether somebody waits for its events."""
+
+    outcomes: Sequence[Outcome]
+    is_awaited: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,9 @@ class TakeLease:
     def __call__(self, writes: PostgresWrites) -> Lease:
         return writes.acquire_lease(self.job, self.holder, self.ttl_s)
 
+    def locks(self, ns_no: int) -> Iterator[Lock]:
+        yield of_job(ns_no, self.job)
+
     def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         return self.job, self.holder, self.ttl_s, at_us
 
@@ -61,6 +73,24 @@ class TakeLease:
 
 
 @dataclass(frozen=True, slots=True)
+class RenewLease:
+    lease: Lease
+    sql: ClassVar[str] = "renew_1(%s, %s, %s, %s, %s::float8, %s)"
+
+    def __call__(self, writes: PostgresWrites) -> None:
+        writes.renew_lease(self.lease)
+
+    def locks(self, ns_no: int) -> Iterator[Lock]:
+        yield of_job(ns_no, self.lease.job)
+
+    def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
+        return self.lease.job, self.lease.token, self.lease.ttl_s, at_us
+
+    def outcome(self, answer: bool, namespace: str) -> Outcome:
+        return (None,) if answer else None
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseLease:
     job: str
     token: int
@@ -68,6 +98,9 @@ class ReleaseLease:
 
     def __call__(self, writes: PostgresWrites) -> None:
         writes.end_lease(self.job, self.token)
+
+    def locks(self, ns_no: int) -> Iterator[Lock]:
+        yield of_job(ns_no, self.job)
 
     def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         return self.job, self.token, at_us
@@ -86,6 +119,9 @@ class Retag:
     def __call__(self, writes: PostgresWrites) -> Checkpoint:
         return writes.update(self.checkpoint_id, self.update, self.actor)
 
+    def locks(self, ns_no: int) -> Iterator[Lock]:
+        yield of_checkpoint(self.checkpoint_id)
+
     def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         return self.checkpoint_id, json.dumps(dict(self.update.tags or {})), MAX_TAGS, at_us, self.actor
 
@@ -102,6 +138,9 @@ class Delete:
 
     def __call__(self, writes: PostgresWrites) -> CheckpointIds:
         return writes.delete(self.checkpoint_ids, self.even_pinned, self.actor)
+
+    def locks(self, ns_no: int) -> Iterator[Lock]:
+        return map(of_checkpoint, self.checkpoint_ids)
 
     def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         ids = Array("text", tuple(dict.fromkeys(self.checkpoint_ids)))
@@ -129,6 +168,11 @@ class SaveIf:
                 return cls(record, record.provided, operation.actor)
         return operation
 
+    def locks(self, ns_no: int) -> Iterator[Lock]:
+        yield from (of_job(ns_no, name) for name in self.provided.absent_jobs)
+        if self.provided.marks is not None:
+            yield of_checkpoint(self.provided.marks.checkpoint_id)
+
     def parameters(self, ns_no: int, at_us: int) -> tuple[object, ...]:
         new, takes, marks = self.record, self.provided.takes, self.provided.marks
         absent = (*self.provided.absent_jobs, *([new.job] if takes else ()))
@@ -136,7 +180,7 @@ class SaveIf:
             Array("text", absent), *(self.provided.absent_tag or (None, None)),
             *((takes.holder, takes.ttl_s) if takes else (None, None)),
             *((marks.checkpoint_id, _json(marks.seen), _json(marks.tags)) if marks else (None, None, None)), MAX_TAGS,
-            new.key_id or None, *_values(new, self.actor, ns_no), *_tags(new),
+            new.key_id or None, *_values(new, self.actor), *_tags(new),
         )  # fmt: skip
 
     def outcome(self, answer: Sequence[int] | None, namespace: str) -> Outcome:
@@ -145,10 +189,10 @@ class SaveIf:
         return ([self.record.saved(answer[0] & LAST_SEQ, self.record.digest.hex())],)
 
 
-Quick = Save | SaveIf | TakeLease | ReleaseLease | Retag | Delete
+Quick = Save | SaveIf | TakeLease | RenewLease | ReleaseLease | Retag | Delete
 
 
-def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, namespace: str) -> list[Outcome]:
+def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, namespace: str) -> Committed:
     """What became of each, durably; the saves among them are all done, or none is.
 
     What psycopg raises goes to the caller. If the connection is still there then, nothing has been committed.
@@ -160,17 +204,21 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
     behind = list(_behind(records)) if of_saves else []
     calls = ["saved"] * bool(of_saves) + [f"kedge.{other.sql}" for other in others]
     calls += [f"CASE WHEN saved IS NOT NULL THEN kedge.{other.sql} END" for other in behind]
-    at_us, parameters = now_us(), list[object]()
+    if not calls:
+        return Committed([None] * len(operations), False)
+    at_us, given = now_us(), list[object]()
     for other in (*others, *behind):
-        parameters += (ns_no, namespace, *other.parameters(ns_no, at_us))
-    sql = f"SELECT {', '.join(calls)} FROM (SELECT {save} AS saved OFFSET 0) s"
-    if not (others or behind):
-        sql = f"SELECT {save}"
-    elif not of_saves:
-        sql = f"SELECT {', '.join(calls)}"
-    answers: Sequence[Any] = ()
-    if calls:  # one statement: a process that is suspended in between would keep the lock of its namespace
-        answers = run_prepared(db, sql, [*parameters, *of_saves]).fetchone() or ()
+        given += (ns_no, namespace, *other.parameters(ns_no, at_us))
+    within = f"(SELECT {save} AS saved FROM {_LOCK} OFFSET 0) s" if of_saves else _LOCK
+    sql = f"SELECT {', '.join(calls)}, kedge.is_awaited_1(%s) FROM {within}"
+    saves = [record for record, _ in records if of_saves] + [op.record for op in others if isinstance(op, SaveIf)]
+    is_plain = any(not record.key_id for record in saves)
+    locks = [lock for operation in (*others, *behind) for lock in operation.locks(ns_no)]
+    locks += [lock for record in saves for lock in _locks_of(record, ns_no)]
+    # One statement: a process that is suspended in between would keep the locks.
+    row = run_prepared(db, sql, [*given, ns_no, *of_saves, ns_no, is_plain, *ascending(locks)]).fetchone()
+    assert row is not None
+    *answers, is_awaited = row
     rest = iter(answers)
     numbers: Sequence[int] | None = next(rest) if of_saves else None
     saved = (
@@ -183,7 +231,24 @@ def commit_together(db: Connection, operations: Sequence[Quick], ns_no: int, nam
             outcomes.append(operation.outcome(next(rest), namespace))
         else:
             outcomes.append(None if numbers is None else ([next(saved) for _ in operation.records],))
-    return outcomes
+    return Committed(outcomes, is_awaited)
+
+
+def lane_of(operation: object) -> int:
+    """The same number for what changes the same job, or else the same checkpoint."""
+    if isinstance(operation, Save):
+        return hash(operation.records[0].job)
+    if isinstance(operation, TakeLease | ReleaseLease):
+        return hash(operation.job)
+    if isinstance(operation, RenewLease):
+        return hash(operation.lease.job)
+    return hash(operation.checkpoint_id) if isinstance(operation, Retag) else 0
+
+
+def _locks_of(record: NewCheckpoint, ns_no: int) -> Iterator[Lock]:
+    yield of_job(ns_no, record.job)
+    if record.parent is not None:
+        yield of_checkpoint(record.parent, is_shared=True)
 
 
 def _behind(records: Sequence[tuple[NewCheckpoint, str]]) -> Iterator[Delete | ReleaseLease]:
@@ -203,8 +268,8 @@ def _save_parameters(records: Sequence[tuple[NewCheckpoint, str]], ns_no: int, n
         return "", []
     if len(records) == 1 and _is_alone(records[0][0]):
         ((record, actor),) = records
-        return _SAVE_ONE, [ns_no, namespace, keys.pop() or None, *_values(record, actor, ns_no), *_tags(record)]
-    rows = [_values(record, actor, ns_no) for record, actor in records]
+        return _SAVE_ONE, [ns_no, namespace, keys.pop() or None, *_values(record, actor), *_tags(record)]
+    rows = [_values(record, actor) for record, actor in records]
     tags = [(n, *tag) for n, (record, _) in enumerate(records, 1) for tag in record.tags.items()]
     placed = _placed([record for record, _ in records])
     heads = (ns_no, namespace, keys.pop() or None)
@@ -228,11 +293,9 @@ def _json(tags: Mapping[str, str]) -> str:
     return json.dumps(dict(tags))
 
 
-def _values(new: NewCheckpoint, actor: str, ns_no: int) -> tuple[Any, ...]:
-    at_us = now_us()
-    entry = ormsgpack.packb((at_us, ns_no, actor, "save", new.job, new.id, "{}"))[1:]  # of `chain_of`, but its number
+def _values(new: NewCheckpoint, actor: str) -> tuple[Any, ...]:
     key = (new.idempotency_key, new.request_digest)
-    return (new.job, new.lease_token, *columns_of(new), *key, at_us, actor, entry)
+    return (new.job, new.lease_token, *columns_of(new), *key, now_us(), actor)
 
 
 def _placed(records: Sequence[NewCheckpoint]) -> list[Array | None]:

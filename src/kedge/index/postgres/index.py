@@ -1,10 +1,9 @@
 """The index in PostgreSQL, for many machines.
 
-The same contract as SQLite's, kept by the same means: one writer at a time in a namespace (whoever holds the lock on
-its row), waiting savers of a process share a transaction (`group_commit`), readers see the newest state and wait for
-nobody (I6, `reads`). Saves are committed by a function of the server, a whole batch in one round trip
-(`batch`); what that leaves alone, and all other changes, is done statement by statement (`writes`).
-The schema is in `sql`.
+The same contract as SQLite's. Writers lock what they change (`locks`), waiting savers of a process share a transaction
+(`group_commit`), readers see the newest state and wait for nobody (I6, `reads`). Saves are committed by a function of
+the server, a whole batch in one round trip (`batch`); what that leaves alone, and all other changes, is done statement
+by statement, by one writer of the namespace at a time (`writes`). The schema is in `sql`.
 
 An answer may be lost between a server that commits and us. A save is then simply committed again: its ID is its own,
 and "that ID exists, with this digest" means that it arrived the first time.
@@ -13,6 +12,7 @@ and "that ID exists, with this digest" means that it arrived the first time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -34,16 +34,33 @@ from kedge.ports import (
     Update,
 )
 
-from .batch import MOST_DELETED, Delete, Quick, ReleaseLease, Retag, TakeLease, commit_together
+from .batch import (
+    MOST_DELETED,
+    Delete,
+    Quick,
+    ReleaseLease,
+    RenewLease,
+    Retag,
+    TakeLease,
+    commit_together,
+    lane_of,
+)
 from .dialect import for_postgres
 from .reads import PostgresReads
-from .server import Connection, Server, typed
+from .server import CHANNEL, Connection, Server, typed
 from .writes import PostgresWrites
 
 T = TypeVar("T")
 
 _LOST_ANSWERS = 3  # in a row, until a save gives up
 FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock of its namespace: the server ends it
+_LANES = 2  # of a process: as many batches are under way at once
+_TIDY_AFTER = 1000  # operations of a process; whoever asks for events does the same
+_NOTIFY = "SELECT pg_notify(%s, %s)"
+_LATE_MANIFESTS = late_manifests(  # an event is in one of the two tables, whoever moves it
+    "(SELECT ns_no, id, checkpoint FROM main.event UNION ALL "
+    f"SELECT ns_no, {2**63 - 1}, checkpoint FROM main.unnumbered)"
+)
 
 
 class PostgresIndex(PostgresReads, SqlChanges):
@@ -53,15 +70,19 @@ class PostgresIndex(PostgresReads, SqlChanges):
 
     def __init__(self, server: Server, *, namespace: str = "default") -> None:
         super().__init__(server, namespace)
-        self._group = GroupCommit(self._run_batch, gather=half_as_long)
+        self._lanes = self._new_lanes()
+        self._untidy = 0  # operations since this process numbered events last
         survive_forks(self)
+
+    def _new_lanes(self) -> list[GroupCommit]:
+        return [GroupCommit(self._run_batch, gather=half_as_long) for _ in range(_LANES)]
 
     def before_fork(self) -> None:
         return None  # connections of the parent are left alone in the child
 
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
-            self._group = GroupCommit(self._run_batch, gather=half_as_long)
+            self._lanes = self._new_lanes()
 
     def close(self) -> None:
         self._server.close()
@@ -70,7 +91,11 @@ class PostgresIndex(PostgresReads, SqlChanges):
 
     def _write(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
         self._server.check_open()
-        return self._group.run(operation)
+        return self._lane(operation).run(operation)
+
+    def _lane(self, operation: object) -> GroupCommit:
+        """What locks the same has the same one: in another it would wait for a whole commit."""
+        return self._lanes[lane_of(operation) % len(self._lanes)]
 
     def _write_again(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
         """For what may be done twice: also when the answer to a commit was lost."""
@@ -97,6 +122,13 @@ class PostgresIndex(PostgresReads, SqlChanges):
                 waiting.error = StorageError(f"{self._server.name}: the commit was interrupted", hint="save again")
             raise
 
+        else:
+            self._untidy += len(batch)
+            if self._untidy >= _TIDY_AFTER:
+                self._untidy = 0
+                with suppress(StorageError):  # what was committed is; the next one, or who reads events, tidies up
+                    self.tidy()
+
     def _run_transaction(self, left: list[Waiting[Any]]) -> None:
         """May be run again as long as no commit was sent: Unavailable. Afterwards callers get OutcomeUnknown."""
         with self._server.lend() as db:
@@ -109,6 +141,16 @@ class PostgresIndex(PostgresReads, SqlChanges):
                 db.execute("COMMIT")
             except psycopg.OperationalError as error:
                 self._lose(db, left, error)
+                return
+            self._announce(db, is_awaited=None)
+
+    def _announce(self, db: Connection, is_awaited: bool | None) -> None:
+        """Wake who waits for events. Not in the commit itself: those that notify wait for each other in the server."""
+        with suppress(psycopg.Error):  # who hears nothing looks by itself
+            if is_awaited is None:
+                db.execute(f"{_NOTIFY} WHERE kedge.is_awaited_1(%s)", (CHANNEL, self.namespace, self._ns))
+            elif is_awaited:
+                db.execute(_NOTIFY, (CHANNEL, self.namespace))
 
     def _lose(self, db: Connection, batch: Sequence[Waiting[Any]], error: Exception) -> None:
         lost = OutcomeUnknown(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
@@ -125,7 +167,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
         for waiting in batch:
             waiting.error = None
         try:
-            outcomes = commit_together(db, operations, self._ns, self.namespace)
+            outcomes, is_awaited = commit_together(db, operations, self._ns, self.namespace)
         except Exception as error:  # noqa: BLE001 - the other ways meet it again, and tell whose it is
             if not db.closed:
                 db.execute("ROLLBACK")
@@ -137,6 +179,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
                 waiting.error = outcome
             elif outcome is not None:
                 waiting.result = outcome[0]
+        self._announce(db, is_awaited)
         return [waiting for waiting, outcome in zip(batch, outcomes, strict=True) if outcome is None]
 
     def _begin(self, db: Connection, *, is_careful: bool, pipeline: psycopg.Pipeline | None = None) -> PostgresWrites:
@@ -155,7 +198,6 @@ class PostgresIndex(PostgresReads, SqlChanges):
                         waiting.result = _result_of(waiting.operation, writes)
                     except REFUSALS as refusal:
                         waiting.error = refusal
-                writes.finish()
         except Exception:
             if db.closed:
                 raise
@@ -168,15 +210,14 @@ class PostgresIndex(PostgresReads, SqlChanges):
         writes = self._begin(db, is_careful=True)
         for waiting in batch:
             waiting.error = None
-            head = writes.savepoint()
+            writes.savepoint()
             try:
                 waiting.result = _result_of(waiting.operation, writes)
             except psycopg.OperationalError:
                 raise
             except Exception as error:  # noqa: BLE001 - handed to its caller
                 waiting.error = typed(error, self._server.name)
-                writes.undo(head)
-        writes.finish()
+                writes.undo()
 
     # Checkpoints
 
@@ -186,7 +227,8 @@ class PostgresIndex(PostgresReads, SqlChanges):
     def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
         self._server.check_open()
         outcomes: list[Checkpoints | BaseException]
-        outcomes = self._group.run_each([Save((record,), actor) for record, actor in saves])
+        operations = [Save((record,), actor) for record, actor in saves]
+        outcomes = self._lane(operations[0]).run_each(operations) if operations else []
         answers: Outcomes = []
         for (record, actor), outcome in zip(saves, outcomes, strict=True):
             if isinstance(outcome, OutcomeUnknown):
@@ -221,6 +263,12 @@ class PostgresIndex(PostgresReads, SqlChanges):
                     raise
                 raise unknown from held  # it may be ours, and runs out by itself
 
+    def renew_lease(self, lease: Lease) -> None:
+        if lease.job == KEYS:
+            super().renew_lease(lease)
+        else:
+            self._write_again(RenewLease(lease))
+
     def release_lease(self, lease: Lease) -> None:
         if lease.job == KEYS:
             super().release_lease(lease)
@@ -251,7 +299,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
             # From here on nobody commits in this namespace: a save has come before, and its references are found
             # through its event, or it comes after, and hears that chunks are gone (I3).
             PostgresWrites(db, self._ns, self.namespace, is_careful=True).check_holder(lease_token)
-            for checkpoint_id, manifest in fetch(late_manifests(), self._ns, seen):
+            for checkpoint_id, manifest in fetch(_LATE_MANIFESTS, self._ns, seen):
                 mark(references(checkpoint_id, manifest))
             db.execute(
                 "INSERT INTO pg_temp.mark SELECT base FROM kedge.chunk WHERE ns_no = %s AND base IS NOT NULL "

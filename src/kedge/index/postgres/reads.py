@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
-from kedge.errors import StorageError
+from kedge.errors import ReadOnly, StorageError
 from kedge.index.event_chain import prove_chain
 from kedge.index.reads import Conditions, SqlReads
 from kedge.index.rows import Row
 from kedge.model import EventChain
-from kedge.ports import Problems, Selection
+from kedge.ports import Events, Problems, Selection
 
 from .dialect import for_postgres
 from .server import Array, Server
@@ -26,11 +26,20 @@ _LOST_TAGS = (
     'ON tag."row" = said."row" AND tag.name = said.name AND tag.value = said.value '
     'WHERE said.id IS NULL OR tag."row" IS NULL LIMIT 20'
 )
-_LOOK_EVERY_S = 1.0  # for events that nobody told us of
+_LOOK_FIRST_S, _LOOK_EVERY_S = 0.03, 1.0  # for events that nobody told us of
+_AWAITED_S = 5.0  # so long writers tell of what they commit, from each look on
+_AWAIT = (
+    "INSERT INTO kedge.awaited VALUES (%s, clock_timestamp() + make_interval(secs => %s)) "
+    "ON CONFLICT (ns_no) DO UPDATE SET until = excluded.until RETURNING ns_no"
+)
+_NUMBERED_AT_ONCE = 2_000
+_FOLDED_AT_ONCE = 100  # jobs
 
 
 class PostgresReads(SqlReads):
     """The half of `ports.Index` that changes nothing."""
+
+    _JOBS = "main.counted"
 
     def __init__(self, server: Server, namespace: str) -> None:
         self.namespace = namespace
@@ -75,27 +84,52 @@ class PostgresReads(SqlReads):
             parameters += [names, kind] if value is None else [names, kind, names, value]
         return conditions, parameters
 
+    def number_events(self) -> None:
+        """Number what has been committed, durably: before anybody reads a number, or counts on having read all."""
+        with suppress(ReadOnly):  # who may not write reads what others have numbered
+            while self._server.all("SELECT kedge.number_1(%s, %s)", self._ns, _NUMBERED_AT_ONCE)[0][0]:
+                pass
+
+    def tidy(self) -> None:
+        """Number events, and take what was deleted off the counters of jobs."""
+        self.number_events()
+        with suppress(ReadOnly):
+            self._server.all("SELECT kedge.fold_1(%s)", _FOLDED_AT_ONCE)
+
     def _newest_event(self, db: Server) -> int:
+        self.tidy()
         ((last_event,),) = self._fetch(db, "SELECT last_event FROM main.namespace WHERE no = ?", self._ns)
         return int(last_event)
 
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
+        self.number_events()
+        return super().events(after, limit, newest=newest, before=before)
+
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
-        """Hears of it through LISTEN; looks now and then too, because pgbouncer may keep that from us."""
+        """Hears of it through LISTEN, once writers know that somebody waits.
+
+        Looks by itself too: soon, because who was about to commit did not know yet, and then now and then, because
+        pgbouncer may keep the word from us.
+        """
         if self.events(after, 1):
             return True
         if timeout_s <= 0:
             return False
-        until = time.monotonic() + timeout_s
+        until, look_in_s = time.monotonic() + timeout_s, _LOOK_FIRST_S
         with self._server.listening() as listen:
-            while not self.events(after, 1):
+            while True:
+                self._server.all(_AWAIT, self._ns, _AWAITED_S)
+                if self.events(after, 1):
+                    return True
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
-                listen(min(left, _LOOK_EVERY_S))
-        return True
+                listen(min(left, look_in_s))
+                look_in_s = min(look_in_s * 4, _LOOK_EVERY_S)
 
     def audit(self, until: int | None = None) -> EventChain:
         """The chain of this namespace."""
+        self.number_events()
         return prove_chain(self._entries(2**63 - 1 if until is None else until))
 
     def _entries(self, until: int) -> Iterator[Row]:
@@ -111,7 +145,7 @@ class PostgresReads(SqlReads):
     def integrity_problems(self) -> Problems:
         """Jobs whose counters are off, and breaks in the chain of events; the pages are the server's own affair."""
         wrong = self._all(
-            'SELECT name FROM main.job LEFT JOIN (SELECT ("row" >> 32)::integer AS no, count(*) AS n, '
+            'SELECT name FROM main.counted AS job LEFT JOIN (SELECT ("row" >> 32)::integer AS no, count(*) AS n, '
             'sum(size_bytes) AS size, sum(stored_bytes) AS stored, max("row" & 4294967295) AS last '
             "FROM main.checkpoint GROUP BY 1) counted USING (no) "
             "WHERE ns_no = ? AND (checkpoints <> coalesce(n, 0) "

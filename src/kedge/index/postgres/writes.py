@@ -1,6 +1,7 @@
 """A write transaction on PostgreSQL: how it begins and ends, and PostgreSQL's own statements.
 
-It holds the row of its namespace. Only packs, IDs and nothing else are shared between namespaces.
+Its namespace belongs to it alone until it ends: what is asked for most needs less, and is done by `batch`. Only packs
+and IDs are shared between namespaces.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from psycopg import Pipeline
 
 from kedge.errors import Conflict, NotFound
 from kedge.index.rows import Row
-from kedge.index.transactions import JobRow, LeaseRow
+from kedge.index.transactions import JobRow, LeaseRow, now_us
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
 from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, RecordPlace, Seen, Unmet
 
 from .dialect import for_postgres
+from .locks import ALONE, lock_store
 from .marks import mark_damaged, standing
-from .server import CHANNEL, Array, Connection
+from .server import Array, Connection
 
 _CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "bigint", "bigint", "bytea")
-
-Head = tuple[int, bytes]
 
 
 class PostgresWrites(SqlWrites):
@@ -43,36 +43,22 @@ class PostgresWrites(SqlWrites):
         self._ns = ns_no
         self._namespace = namespace
         self._is_careful = is_careful
-        row = self._one("SELECT last_event, chain FROM main.namespace WHERE no = ? FOR UPDATE", ns_no)
-        assert row is not None
-        self._first: Head = (row[0], row[1])
-        self._head = self._first
+        self._one("SELECT kedge.lock_1(?, false, ?, ?)", ns_no, *ALONE)
 
-    def savepoint(self) -> Head | None:
+    def savepoint(self) -> None:
         self._do("SAVEPOINT one")
-        return self._head
 
-    def undo(self, head: Head | None) -> None:
+    def undo(self) -> None:
         self._do("ROLLBACK TO one")
-        self._head = head
-
-    def finish(self) -> None:
-        """Before the commit: where the chain of events ends now. Listeners hear of it when it is durable."""
-        head = self._newest_event()
-        if head != self._first:
-            self._do("UPDATE main.namespace SET last_event = ?, chain = ? WHERE no = ?", *head, self._ns)
-            self._do("SELECT pg_notify(?, ?)", CHANNEL, f"{self._namespace}:{head[0]}")
 
     def commit(self, records: Sequence[NewCheckpoint], actor: str) -> list[Checkpoint]:
         if len(records) == 1:
             return [self._insert(records[0], actor)]
-        head = self._head
         self._do("SAVEPOINT several")
         try:
             return [self._insert(record, actor) for record in records]
         except (Conflict, NotFound, ChunksGone, IdTaken, KeysChanged, Unmet):
             self._do("ROLLBACK TO several")
-            self._head = head
             raise
 
     # Statements
@@ -91,9 +77,12 @@ class PostgresWrites(SqlWrites):
         with self._db.cursor() as cursor:
             cursor.executemany(for_postgres(sql), rows)
 
-    def _newest_event(self) -> Head:
-        assert self._head is not None
-        return self._head
+    def event(
+        self, action: str, actor: str, job: str | None = None, checkpoint: str | None = None, detail: str = "{}"
+    ) -> None:
+        """It gets its number later (`PostgresReads.number_events`)."""
+        entry = (now_us(), actor, action, job, checkpoint, detail)
+        self._do("SELECT kedge.append_1(?, ?, ?, ?, ?, ?, ?)", self._ns, *entry)
 
     # Leases
 
@@ -122,10 +111,9 @@ class PostgresWrites(SqlWrites):
         return standing(self._db, self._ns, seen)
 
     def _is_encrypted(self, *, is_changing: bool = False) -> bool:
-        # FOR SHARE: until this transaction ends nobody makes the store an encrypted one. FOR UPDATE: namespaces are
-        # kept apart that would both be the first, and plain saves out meanwhile.
-        lock = "FOR UPDATE" if is_changing else "FOR SHARE"
-        row = self._one(f"SELECT value FROM main.meta WHERE key = 'encrypted' {lock}")
+        # Namespaces are kept apart that would both be the first, and plain saves out meanwhile.
+        lock_store(self._db, is_changing=is_changing)
+        row = self._one("SELECT value FROM main.meta WHERE key = 'encrypted'")
         return row is not None and row[0] == "yes"
 
     def _mark_encrypted(self) -> None:

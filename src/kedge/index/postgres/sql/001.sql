@@ -3,8 +3,7 @@
 
 CREATE TABLE kedge.meta (key text PRIMARY KEY, value text NOT NULL);
 
--- A writer locks the row of its namespace first. So there is one writer at a time in a namespace, as in SQLite:
--- numbers of checkpoints and events are given, and become visible, in one order.
+-- Which locks writers take is said at `kedge.lock_1`. The row of a namespace is locked by who numbers its events alone.
 CREATE TABLE kedge.namespace (
     no integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text COLLATE "C" NOT NULL UNIQUE,
@@ -25,6 +24,19 @@ CREATE TABLE kedge.job (
     retention text,
     UNIQUE (ns_no, name)
 );
+
+-- Checkpoints that were deleted, and that the counters of their job still count: who deletes does not lock the job, so that
+-- the workers of a queue, whose entries are one job, do not wait for each other. `kedge.fold_1` removes them.
+CREATE TABLE kedge.deleted (job_no integer NOT NULL, size_bytes bigint NOT NULL, stored_bytes bigint NOT NULL);
+CREATE INDEX deleted_of_job ON kedge.deleted (job_no);
+
+CREATE VIEW kedge.counted AS
+SELECT j.no, j.ns_no, j.name, j.checkpoints - d.n AS checkpoints, j.last_seq, (j.size_bytes - d.size)::bigint AS size_bytes,
+       (j.stored_bytes - d.stored)::bigint AS stored_bytes, j.created_us, j.updated_us, j.retention
+FROM kedge.job j CROSS JOIN LATERAL (
+    SELECT count(*) AS n, coalesce(sum(d.size_bytes), 0) AS size, coalesce(sum(d.stored_bytes), 0) AS stored
+    FROM kedge.deleted d WHERE d.job_no = j.no OFFSET 0
+) d;
 
 CREATE TABLE kedge.lease (
     job_no integer PRIMARY KEY,
@@ -110,6 +122,22 @@ CREATE TABLE kedge.event (
     chain bytea NOT NULL,
     PRIMARY KEY (ns_no, id)
 );
+
+-- Events of transactions that have committed, until `kedge.number_1` moves them to `event`.
+CREATE TABLE kedge.unnumbered (
+    ns_no integer NOT NULL,
+    no bigint GENERATED ALWAYS AS IDENTITY,  -- the order, for what one lock protects
+    at_us bigint NOT NULL,
+    actor text NOT NULL,
+    action text NOT NULL,
+    job text,
+    checkpoint text,
+    detail text NOT NULL,
+    PRIMARY KEY (ns_no, no)
+);
+
+-- Until when somebody waits for events of a namespace. After a crash of the server nobody does.
+CREATE UNLOGGED TABLE kedge.awaited (ns_no integer PRIMARY KEY, until timestamptz NOT NULL);
 
 -- Packs of small installations that have no object store: one row for each append.
 CREATE TABLE kedge.blob (

@@ -27,25 +27,108 @@ BEGIN
                 ELSE '\xdb'::bytea || size || data END;
 END $$;
 
--- Append an event. The caller has the lock of the namespace.
+-- The locks of a transaction, all at its beginning: what it sees behind them stays so until it has committed (I3, I5).
+--
+-- Ordinary writes share the lock of their namespace. Each takes a lock for every job and every checkpoint that it changes,
+-- or that must stay absent; it shares those of parents. They are numbers that clients derive from names, so that they are
+-- there before the job is. They come in ascending order: transactions that cross do not wait for each other in a circle.
+-- Without any (`keys` is NULL) the namespace belongs to this transaction alone: nobody else changes anything in it.
+--
+-- Behind these a transaction may wait only for rows of packs, then of chunks, each in the order of their names.
+CREATE OR REPLACE FUNCTION kedge.lock_1(ns integer, is_plain boolean, keys bigint[], are_shared boolean[]) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF keys IS NULL THEN
+        PERFORM pg_advisory_xact_lock(1801806951, ns);
+        RETURN true;
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared(1801806951, ns);
+    IF is_plain THEN -- until this has committed nobody makes the store an encrypted one (I10)
+        PERFORM pg_advisory_xact_lock_shared(1801806951, 0);
+    END IF;
+    FOR i IN 1..cardinality(keys) LOOP
+        IF are_shared[i] THEN
+            PERFORM pg_advisory_xact_lock_shared(keys[i]);
+        ELSE
+            PERFORM pg_advisory_xact_lock(keys[i]);
+        END IF;
+    END LOOP;
+    RETURN true;
+END $$;
+
+-- Append an event, which gets its number later.
 CREATE OR REPLACE FUNCTION kedge.append_1(
-    ns integer, namespace text, at bigint, actor_ text, action_ text, job_ text, checkpoint_ text, detail_ text
-) RETURNS void LANGUAGE plpgsql
+    ns integer, at bigint, actor_ text, action_ text, job_ text, checkpoint_ text, detail_ text
+) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+    VALUES (ns, at, actor_, action_, job_, checkpoint_, detail_)
+$$;
+
+-- Number the events that have committed, at most so many: in a transaction of its own, which is durable before anybody
+-- reads a number. Numbers have no gaps, and each event contains the digest of the one before. Answers whether there are more.
+CREATE OR REPLACE FUNCTION kedge.number_1(ns integer, most integer) RETURNS boolean LANGUAGE plpgsql
+    SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
     head bigint;
     link bytea;
+    new record;
+    numbered integer := 0;
 BEGIN
-    SELECT s.last_event + 1, s.chain INTO STRICT head, link FROM kedge.namespace s WHERE s.no = ns;
-    link := sha256(link || '\x98'::bytea || kedge.packed(head) || kedge.packed(at) || kedge.packed(ns::bigint)
-        || kedge.packed_text(actor_) || kedge.packed_text(action_) || kedge.packed_text(job_)
-        || kedge.packed_text(checkpoint_) || kedge.packed_text(detail_));
+    PERFORM FROM kedge.unnumbered u WHERE u.ns_no = ns LIMIT 1;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    -- One at a time. The next statement sees what was committed by then.
+    SELECT s.last_event, s.chain INTO STRICT head, link FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
+    FOR new IN
+        WITH moved AS (
+            DELETE FROM kedge.unnumbered u WHERE u.ns_no = ns
+                AND u.no = ANY (ARRAY(SELECT o.no FROM kedge.unnumbered o WHERE o.ns_no = ns ORDER BY o.no LIMIT most))
+            RETURNING *
+        )
+        SELECT * FROM moved ORDER BY no
+    LOOP
+        head := head + 1;
+        numbered := numbered + 1;
+        link := sha256(link || '\x98'::bytea || kedge.packed(head) || kedge.packed(new.at_us) || kedge.packed(ns::bigint)
+            || kedge.packed_text(new.actor) || kedge.packed_text(new.action) || kedge.packed_text(new.job)
+            || kedge.packed_text(new.checkpoint) || kedge.packed_text(new.detail));
+        INSERT INTO kedge.event (ns_no, id, at_us, actor, action, job, checkpoint, detail, chain)
+        VALUES (ns, head, new.at_us, new.actor, new.action, new.job, new.checkpoint, new.detail, link);
+    END LOOP;
     UPDATE kedge.namespace s SET last_event = head, chain = link WHERE s.no = ns;
-    INSERT INTO kedge.event (ns_no, id, at_us, actor, action, job, checkpoint, detail, chain)
-    VALUES (ns, head, at, actor_, action_, job_, checkpoint_, detail_, link);
-    PERFORM pg_notify('kedge', namespace || ':' || head);
+    RETURN numbered = most;
 END $$;
+
+-- Take what was deleted off the counters of some jobs: of those whose rows nobody has locked, so that this waits for nobody.
+CREATE OR REPLACE FUNCTION kedge.fold_1(most integer) RETURNS void LANGUAGE plpgsql
+    SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    job_no_ integer;
+BEGIN
+    FOR job_no_ IN
+        SELECT j.no FROM kedge.job j
+        WHERE j.no = ANY (ARRAY(SELECT d.job_no FROM (SELECT * FROM kedge.deleted LIMIT 1000) d GROUP BY 1 LIMIT most))
+        FOR NO KEY UPDATE SKIP LOCKED
+    LOOP
+        WITH folded AS (DELETE FROM kedge.deleted d WHERE d.job_no = job_no_ RETURNING *)
+        UPDATE kedge.job j
+        SET checkpoints = j.checkpoints - f.n, size_bytes = (j.size_bytes - f.size)::bigint,
+            stored_bytes = (j.stored_bytes - f.stored)::bigint
+        FROM (SELECT count(*) AS n, coalesce(sum(size_bytes), 0) AS size, coalesce(sum(stored_bytes), 0) AS stored
+              FROM folded) f
+        WHERE j.no = job_no_;
+    END LOOP;
+END $$;
+
+-- Whether somebody waits for events of a namespace.
+CREATE OR REPLACE FUNCTION kedge.is_awaited_1(ns integer) RETURNS boolean LANGUAGE sql AS $$
+    SELECT EXISTS (SELECT FROM kedge.awaited a WHERE a.ns_no = ns AND a.until > clock_timestamp())
+$$;
 
 -- Whether a save may be committed under this key, or without one; `is_first`: it may be the first of its job.
 CREATE OR REPLACE FUNCTION kedge.has_key_1(namespace text, key_id text, is_first boolean) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -53,18 +136,16 @@ BEGIN
     IF key_id IS NOT NULL THEN
         RETURN key_id IS NOT DISTINCT FROM (SELECT m.value FROM kedge.meta m WHERE m.key = 'key:' || namespace);
     ELSIF is_first THEN
-        -- Locked: until this has committed nobody makes the store an encrypted one (I10).
-        PERFORM FROM kedge.meta m WHERE m.key = 'encrypted' AND m.value = 'no' FOR SHARE;
+        PERFORM FROM kedge.meta m WHERE m.key = 'encrypted' AND m.value = 'no';
         RETURN FOUND;
     END IF;
     RETURN true;
 END $$;
 
--- Saves of jobs that are there, all or none: the rows they got, or NULL if any of them must be looked at by itself; then
--- nothing was saved. What the database refuses (an ID or a key that is taken) fails all of them.
---
--- The first statement waits for the lock that every writer of the namespace holds until it has committed. Each of those
--- behind it sees what was committed by then, so that what they check stays true until this commits (I3, I5).
+-- The functions below are called behind `lock_1`. Each statement in them sees what was committed when the locks were taken.
+
+-- Saves, all or none: the rows they got, or NULL if any of them must be looked at by itself; then nothing was saved. What
+-- the database refuses (an ID or a key that is taken) fails all of them.
 CREATE OR REPLACE FUNCTION kedge.save_1(
     ns integer, namespace text, key_id text,
     -- for each save
@@ -72,7 +153,6 @@ CREATE OR REPLACE FUNCTION kedge.save_1(
     statuses text[], sizes bigint[], stored bigint[], digests bytea[], codecs text[], schema_versions text[],
     tags text[], are_pinned boolean[], metadata text[], have_chunks boolean[], manifests bytea[],
     keys text[], request_digests bytea[], at_us bigint[], actors text[],
-    entries bytea[],  -- of the events, as they are chained, behind their number
     -- for each tag: the number of its save, from 1 on
     tag_of integer[], tag_names text[], tag_values text[],
     -- for each chunk; `chunk_packs` are places in `packs`, NULL for those in the index
@@ -86,27 +166,21 @@ AS $$
 #variable_conflict use_column
 DECLARE
     n integer := cardinality(ids);
-    head bigint;
-    link bytea;
-    entry bytea;
     is_sure boolean;
     has_first boolean;
+    has_new boolean;
     rows_ bigint[];
-    links bytea[];
     pack_nos bigint[];
     damaged bytea[];
 BEGIN
-    SELECT s.last_event, s.chain INTO STRICT head, link FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
-
-    -- Jobs are there, and nobody else's lease is.
+    -- Nobody else's lease is there.
     SELECT array_agg(found.no::bigint << 32 | found.last_seq + found.nth ORDER BY found.i), bool_and(found.is_sure),
-        bool_or(found.last_seq = 0)
-    INTO rows_, is_sure, has_first
+        bool_or(coalesce(found.last_seq, 0) = 0), bool_or(found.no IS NULL)
+    INTO rows_, is_sure, has_first, has_new
     FROM (
         SELECT new.i, j.no, j.last_seq, row_number() OVER (PARTITION BY new.name ORDER BY new.i) AS nth,
-            j.no IS NOT NULL
-            AND CASE WHEN new.token IS NULL THEN l.is_live IS NOT TRUE
-                     ELSE coalesce(l.is_live AND l.token = new.token, false) END AS is_sure
+            CASE WHEN new.token IS NULL THEN l.is_live IS NOT TRUE
+                 ELSE coalesce(l.is_live AND l.token = new.token, false) END AS is_sure
         FROM (SELECT i, jobs[i] AS name, tokens[i] AS token FROM generate_series(1, n) i) new
         LEFT JOIN LATERAL (SELECT * FROM kedge.job j WHERE j.ns_no = ns AND j.name = new.name OFFSET 0) j ON true
         LEFT JOIN LATERAL (SELECT * FROM kedge.lease l WHERE l.job_no = j.no OFFSET 0) l ON true
@@ -135,24 +209,31 @@ BEGIN
         RETURN NULL;
     END IF;
     IF packs IS NOT NULL THEN
-        -- Locked against being condemned, and heard of if they are (I3).
-        WITH named AS (
-            INSERT INTO kedge.pack (name) SELECT unnest(packs)
-            ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING no, name, is_condemned
-        )
+        -- Locked against being condemned, and heard of if they are (I3). Savers share the lock.
+        INSERT INTO kedge.pack (name)
+        SELECT wanted.name FROM unnest(packs) AS wanted (name)
+        LEFT JOIN LATERAL (SELECT p.no FROM kedge.pack p WHERE p.name = wanted.name OFFSET 0) p ON true
+        WHERE p.no IS NULL ON CONFLICT DO NOTHING;
         SELECT array_agg(named.no ORDER BY wanted.i), NOT bool_or(named.is_condemned) INTO pack_nos, is_sure
-        FROM unnest(packs) WITH ORDINALITY AS wanted (name, i) JOIN named ON named.name = wanted.name;
+        FROM unnest(packs) WITH ORDINALITY AS wanted (name, i), LATERAL (
+            SELECT p.no, p.is_condemned FROM kedge.pack p WHERE p.name = wanted.name FOR SHARE
+        ) named;
         IF NOT is_sure THEN
             RETURN NULL;
         END IF;
     END IF;
 
-    FOREACH entry IN ARRAY entries LOOP
-        head := head + 1;
-        link := sha256(link || '\x98'::bytea || kedge.packed(head) || entry);
-        links := links || link;
-    END LOOP;
-    UPDATE kedge.namespace s SET last_event = head, chain = link WHERE s.no = ns;
+    IF has_new THEN
+        INSERT INTO kedge.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, updated_us)
+        SELECT ns, new.name, 0, 0, 0, 0, min(new.at), min(new.at)
+        FROM unnest(jobs, created_us) WITH ORDINALITY AS new (name, at, i)
+        LEFT JOIN LATERAL (SELECT j.no FROM kedge.job j WHERE j.ns_no = ns AND j.name = new.name OFFSET 0) j ON true
+        WHERE j.no IS NULL GROUP BY new.name ORDER BY min(new.i);
+        SELECT array_agg(j.no::bigint << 32 | j.last_seq + new.nth ORDER BY new.i) INTO rows_
+        FROM (SELECT i, jobs[i] AS name, row_number() OVER (PARTITION BY jobs[i] ORDER BY i) AS nth
+              FROM generate_series(1, n) i) new,
+            LATERAL (SELECT * FROM kedge.job j WHERE j.ns_no = ns AND j.name = new.name OFFSET 0) j;
+    END IF;
     UPDATE kedge.job j
     SET last_seq = greatest(j.last_seq, new.newest), checkpoints = j.checkpoints + new.added,
         size_bytes = j.size_bytes + new.size, stored_bytes = j.stored_bytes + new.stored, updated_us = new.at
@@ -163,8 +244,8 @@ BEGIN
     ) new
     WHERE j.no = new.no;
     IF chunk_digests IS NOT NULL THEN
-        -- The first copy of a chunk stays, unless it is damaged. Nobody else inserts here meanwhile, so that nothing can
-        -- come between looking and inserting, and ON CONFLICT, which costs as much again, is not needed.
+        -- The first copy of a chunk stays, unless it is damaged. Others may insert the same one between looking and
+        -- inserting; then this waits for them. All do so in the order of digests.
         SELECT array_agg(u.d) INTO damaged
         FROM unnest(chunk_digests) AS u (d), LATERAL (
             SELECT FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = u.d AND c.is_damaged OFFSET 0
@@ -179,7 +260,8 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT true AS is_there FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = u.d OFFSET 0
         ) c ON true
-        WHERE c.is_there IS NULL;
+        WHERE c.is_there IS NULL
+        ON CONFLICT DO NOTHING;
     END IF;
     INSERT INTO kedge.checkpoint
     SELECT rows_[i], ids[i], steps[i], levels[i], parents[i], created_us[i], statuses[i], sizes[i], stored[i], digests[i],
@@ -195,9 +277,8 @@ BEGIN
         SELECT (rows_[i] >> 32)::integer, keys[i], rows_[i], request_digests[i] FROM generate_series(1, n) i
         WHERE keys[i] IS NOT NULL;
     END IF;
-    INSERT INTO kedge.event
-    SELECT ns, head - n + i, at_us[i], actors[i], 'save', jobs[i], ids[i], '{}', links[i] FROM generate_series(1, n) i;
-    PERFORM pg_notify('kedge', namespace || ':' || head);
+    INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+    SELECT ns, at_us[i], actors[i], 'save', jobs[i], ids[i], '{}' FROM generate_series(1, n) i;
     RETURN rows_;
 END $$;
 
@@ -208,28 +289,22 @@ CREATE OR REPLACE FUNCTION kedge.save_one_1(
     job_ text, token_ bigint, id_ text, step_ text, level_ text, parent_ text, created_us_ bigint, status_ text,
     size_ bigint, stored_ bigint, digest_ bytea, codec_ text, schema_version_ text, tags_ text, is_pinned_ boolean,
     metadata_ text, has_chunks_ boolean, manifest_ bytea, key_ text, request_digest_ bytea, at bigint, actor_ text,
-    entry bytea, tag_names text[], tag_values text[]
+    tag_names text[], tag_values text[]
 ) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    head bigint;
-    link bytea;
     job_no_ integer;
     seq bigint;
     current_token bigint;
     row_ bigint;
 BEGIN
-    SELECT s.last_event + 1, s.chain INTO STRICT head, link FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
     SELECT j.no, j.last_seq + 1 INTO job_no_, seq FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
-    IF job_no_ IS NULL THEN
-        RETURN NULL;
-    END IF;
     SELECT l.token INTO current_token FROM kedge.lease l WHERE l.job_no = job_no_ AND l.is_live;
     IF current_token IS DISTINCT FROM token_ THEN
         RETURN NULL;
     END IF;
-    IF NOT kedge.has_key_1(namespace, key_id, seq = 1) THEN
+    IF NOT kedge.has_key_1(namespace, key_id, coalesce(seq, 1) = 1) THEN
         RETURN NULL;
     END IF;
     IF parent_ IS NOT NULL AND NOT EXISTS (
@@ -240,13 +315,17 @@ BEGIN
         RETURN NULL;
     END IF;
 
+    IF job_no_ IS NULL THEN
+        seq := 1;
+        INSERT INTO kedge.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, updated_us)
+        VALUES (ns, job_, 1, 1, size_, stored_, created_us_, created_us_) RETURNING no INTO job_no_;
+    ELSE
+        UPDATE kedge.job j
+        SET last_seq = seq, checkpoints = j.checkpoints + 1, size_bytes = j.size_bytes + size_,
+            stored_bytes = j.stored_bytes + stored_, updated_us = created_us_
+        WHERE j.no = job_no_;
+    END IF;
     row_ := job_no_::bigint << 32 | seq;
-    link := sha256(link || '\x98'::bytea || kedge.packed(head) || entry);
-    UPDATE kedge.namespace s SET last_event = head, chain = link WHERE s.no = ns;
-    UPDATE kedge.job j
-    SET last_seq = seq, checkpoints = j.checkpoints + 1, size_bytes = j.size_bytes + size_,
-        stored_bytes = j.stored_bytes + stored_, updated_us = created_us_
-    WHERE j.no = job_no_;
     INSERT INTO kedge.checkpoint
     VALUES (row_, id_, step_, level_, parent_, created_us_, status_, size_, stored_, digest_, codec_, schema_version_,
         tags_, is_pinned_, metadata_, has_chunks_, manifest_);
@@ -256,8 +335,7 @@ BEGIN
     IF key_ IS NOT NULL THEN
         INSERT INTO kedge.idempotency VALUES (job_no_, key_, row_, request_digest_);
     END IF;
-    INSERT INTO kedge.event VALUES (ns, head, at, actor_, 'save', job_, id_, '{}', link);
-    PERFORM pg_notify('kedge', namespace || ':' || head);
+    PERFORM kedge.append_1(ns, at, actor_, 'save', job_, id_, '{}');
     RETURN ARRAY[row_];
 END $$;
 
@@ -272,7 +350,6 @@ DECLARE
     held record;
     token_ bigint;
 BEGIN
-    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
     SELECT j.no INTO job_no_ FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
     SELECT l.token, l.holder, l.is_live, extract(epoch FROM l.until - clock_timestamp())::float8 AS left_s
     INTO held FROM kedge.lease l WHERE l.job_no = job_no_;
@@ -287,32 +364,36 @@ BEGIN
     INSERT INTO kedge.lease VALUES (job_no_, token_, holder_, clock_timestamp() + make_interval(secs => ttl_s), true)
     ON CONFLICT (job_no) DO UPDATE SET token = excluded.token, holder = excluded.holder, until = excluded.until,
         is_live = true;
-    PERFORM kedge.append_1(ns, namespace, at, holder_, 'lease', job_, NULL, format('{"token": %s}', token_));
+    PERFORM kedge.append_1(ns, at, holder_, 'lease', job_, NULL, format('{"token": %s}', token_));
     RETURN ARRAY[token_::text];
 END $$;
 
--- End a lease; nothing happens if it was lost. Nobody waits for one that is not there any more: it is only released
--- under the lock.
+-- Let a lease go on; false if it was lost.
+CREATE OR REPLACE FUNCTION kedge.renew_1(ns integer, namespace text, job_ text, token_ bigint, ttl_s float8, at bigint)
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE kedge.lease l SET until = clock_timestamp() + make_interval(secs => ttl_s)
+    WHERE l.job_no = (SELECT j.no FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_) AND l.is_live AND l.token = token_;
+    RETURN FOUND;
+END $$;
+
+-- End a lease; nothing happens if it was lost.
 CREATE OR REPLACE FUNCTION kedge.release_1(ns integer, namespace text, job_ text, token_ bigint, at bigint)
 RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    job_no_ integer;
     holder_ text;
 BEGIN
-    SELECT j.no INTO job_no_ FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
-    PERFORM FROM kedge.lease l WHERE l.job_no = job_no_ AND l.is_live AND l.token = token_;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
-    UPDATE kedge.lease l SET is_live = false WHERE l.job_no = job_no_ AND l.is_live AND l.token = token_
+    UPDATE kedge.lease l SET is_live = false
+    WHERE l.job_no = (SELECT j.no FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_) AND l.is_live AND l.token = token_
     RETURNING l.holder INTO holder_;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM kedge.append_1(ns, namespace, at, holder_, 'release', job_, NULL, format('{"token": %s}', token_));
+    PERFORM kedge.append_1(ns, at, holder_, 'release', job_, NULL, format('{"token": %s}', token_));
     RETURN true;
 END $$;
 
@@ -329,7 +410,6 @@ DECLARE
     old jsonb;
     new jsonb;
 BEGIN
-    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
     SELECT c."row", c.id, c.step, c.level, c.parent, c.created_us, c.status, c.size_bytes, c.stored_bytes, c.digest,
         c.codec, c.schema_version, c.tags, c.is_pinned, c.metadata, j.name
     INTO found_ FROM kedge.checkpoint c, LATERAL
@@ -353,7 +433,7 @@ BEGIN
     WHERE n.value IS DISTINCT FROM old ->> n.key;
     found_.tags := nullif(new, '{}'::jsonb)::text;
     UPDATE kedge.checkpoint c SET tags = found_.tags WHERE c."row" = found_."row";
-    PERFORM kedge.append_1(ns, namespace, at, actor_, 'tag', found_.name, id_, change);
+    PERFORM kedge.append_1(ns, at, actor_, 'tag', found_.name, id_, change);
     RETURN found_;
 END $$;
 
@@ -370,7 +450,6 @@ DECLARE
     wanted text;
     gone text[] := '{}';
 BEGIN
-    PERFORM FROM kedge.namespace s WHERE s.no = ns FOR UPDATE;
     IF NOT even_pinned AND EXISTS (
         SELECT FROM unnest(ids) AS u (id),
             LATERAL (SELECT c."row" FROM kedge.checkpoint c WHERE c.id = u.id AND c.is_pinned OFFSET 0) c,
@@ -391,12 +470,74 @@ BEGIN
             DELETE FROM kedge.tag t -- by its whole key: a join may read all tags of the job
             WHERE t.job_no = found_.no AND t.name = was.key AND t.value = was.value AND t."row" = found_."row";
         END LOOP;
-        UPDATE kedge.job j
-        SET checkpoints = j.checkpoints - 1, size_bytes = j.size_bytes - found_.size_bytes,
-            stored_bytes = j.stored_bytes - found_.stored_bytes
-        WHERE j.no = found_.no;
-        PERFORM kedge.append_1(ns, namespace, at, actor_, 'delete', found_.name, wanted, '{}');
+        INSERT INTO kedge.deleted VALUES (found_.no, found_.size_bytes, found_.stored_bytes);
+        PERFORM kedge.append_1(ns, at, actor_, 'delete', found_.name, wanted, '{}');
         gone := gone || wanted;
     END LOOP;
     RETURN gone;
+END $$;
+
+-- One save, if the conditions are met: its row, as `save_one_1` answers it. No row ({}) if they are not; NULL if it must be
+-- looked at by itself: then, too, nothing was changed. `holder_`: its job does not exist, and this is who takes its lease.
+CREATE OR REPLACE FUNCTION kedge.save_if_1(
+    ns integer, namespace text,
+    absent_jobs text[], absent_name text, absent_value text, holder_ text, ttl_s float8,
+    marked_id text, seen text, marks text, most integer,
+    key_id text,
+    job_ text, token_ bigint, id_ text, step_ text, level_ text, parent_ text, created_us_ bigint, status_ text,
+    size_ bigint, stored_ bigint, digest_ bytea, codec_ text, schema_version_ text, tags_ text, is_pinned_ boolean,
+    metadata_ text, has_chunks_ boolean, manifest_ bytea, key_ text, request_digest_ bytea, at bigint, actor_ text,
+    tag_names text[], tag_values text[]
+) RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    name_ text;
+    number bigint;
+    old jsonb;
+    saved bigint[];
+BEGIN
+    FOREACH name_ IN ARRAY absent_jobs LOOP
+        PERFORM FROM kedge.job j WHERE j.ns_no = ns AND j.name = name_;
+        IF FOUND THEN
+            -- Perhaps this very save landed before: who answers to that is found out elsewhere.
+            PERFORM FROM kedge.checkpoint c WHERE c.id = id_;
+            RETURN CASE WHEN FOUND THEN NULL ELSE '{}'::bigint[] END;
+        END IF;
+    END LOOP;
+    IF absent_name IS NOT NULL THEN
+        SELECT j.no INTO number FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
+        PERFORM FROM kedge.tag t WHERE t.job_no = number AND t.name = absent_name AND t.value = absent_value;
+        IF FOUND THEN
+            PERFORM FROM kedge.checkpoint c WHERE c.id = id_;
+            RETURN CASE WHEN FOUND THEN NULL ELSE '{}'::bigint[] END;
+        END IF;
+    END IF;
+    IF marked_id IS NOT NULL THEN
+        SELECT coalesce(c.tags, '{}')::jsonb INTO old FROM kedge.checkpoint c, LATERAL
+            (SELECT FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer AND j.ns_no = ns OFFSET 0) j
+        WHERE c.id = marked_id;
+        IF old IS NULL OR NOT old @> seen::jsonb OR (SELECT count(*) FROM jsonb_object_keys(old || marks::jsonb)) > most THEN
+            RETURN '{}';
+        END IF;
+    END IF;
+    IF holder_ IS NOT NULL THEN
+        IF NOT kedge.has_key_1(namespace, key_id, true) THEN
+            RETURN NULL;
+        END IF;
+        PERFORM kedge.lease_1(ns, namespace, job_, holder_, ttl_s, at);
+    END IF;
+    saved := kedge.save_one_1(ns, namespace, key_id, job_, token_, id_, step_, level_, parent_, created_us_, status_, size_,
+        stored_, digest_, codec_, schema_version_, tags_, is_pinned_, metadata_, has_chunks_, manifest_, key_,
+        request_digest_, at, actor_, tag_names, tag_values);
+    IF saved IS NULL THEN
+        IF holder_ IS NOT NULL THEN
+            RAISE EXCEPTION USING MESSAGE = 'save must be looked at by itself: ' || id_;  -- with it goes the lease
+        END IF;
+        RETURN NULL;
+    END IF;
+    IF marked_id IS NOT NULL THEN
+        PERFORM kedge.tag_1(ns, namespace, marked_id, marks, most, at, actor_);
+    END IF;
+    RETURN saved;
 END $$;
