@@ -66,7 +66,7 @@ class GroupCommit:
     ) -> None:
         self._run_batch = run_batch
         self._gather = gather
-        self._took_s = 0.0  # the last commit
+        self.took_s = 0.0  # the last commit
         self._crowd = 0  # how many there were at the last commit: in it, or waiting for the next one
         self._is_complete = threading.Event()  # so many wait again
         self._queue: deque[Waiting[Any]] = deque()
@@ -102,7 +102,7 @@ class GroupCommit:
         try:
             self._run_batch(batch)
         finally:
-            self._took_s = time.monotonic() - began
+            self.took_s = time.monotonic() - began
             self._crowd = len(batch) + len(self._queue)
 
     def _wait(self, mine: Sequence[Waiting[Any]]) -> None:
@@ -161,7 +161,7 @@ class GroupCommit:
         batch: list[Waiting[Any]] = []
         try:
             if self._crowd > 1 and self._gather is not None:
-                self._wait_for_crowd(self._gather(self._took_s))
+                self._wait_for_crowd(self._gather(self.took_s))
             while self._queue:
                 batch.append(self._queue.popleft())
             if batch:

@@ -326,6 +326,22 @@ def test_a_batch_of_very_many_jobs_has_the_namespace_to_itself(index: PostgresIn
     assert len(index.jobs()) == MOST_LOCKS + 2
 
 
+def test_where_commits_are_slow_two_batches_of_a_process_are_under_way(index: PostgresIndex, url: str) -> None:
+    """One of them waits for a job here; what would wait for the same one comes into the same batch."""
+    from kedge.index.postgres.batch import lane_of
+
+    first = saving(record("job"))
+    other = next(f"job-{n}" for n in range(1000) if (lane_of(saving(record(f"job-{n}"))) - lane_of(first)) % 2)
+    index._lanes[0].took_s = 1.0
+    assert index._lane(first) is index._lane(saving(record("job")))
+    thread = threading.Thread(target=lambda: save(index, record("job")))
+    with uncommitted(index, first):
+        thread.start()
+        assert waits(url, thread)
+        assert save(index, record(other))[0].seq == 1
+    thread.join()
+
+
 def test_a_key_that_two_use_at_once_belongs_to_one(index: PostgresIndex, url: str) -> None:
     other = open_index(url)
     for n in range(10):

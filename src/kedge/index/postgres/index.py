@@ -54,7 +54,8 @@ T = TypeVar("T")
 
 _LOST_ANSWERS = 3  # in a row, until a save gives up
 FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock of its namespace: the server ends it
-_LANES = 2  # of a process: as many batches are under way at once
+_LANES = 2  # of a process: as many batches are under way at once, where commits are slow
+_SLOW_S = 0.002  # a faster commit leaves no time in which the processor would have nothing else to do
 _TIDY_AFTER = 1000  # operations of a process; whoever asks for events does the same
 _NOTIFY = "SELECT pg_notify(%s, %s)"
 _LATE_MANIFESTS = late_manifests(  # an event is in one of the two tables, whoever moves it
@@ -95,7 +96,8 @@ class PostgresIndex(PostgresReads, SqlChanges):
 
     def _lane(self, operation: object) -> GroupCommit:
         """What locks the same has the same one: in another it would wait for a whole commit."""
-        return self._lanes[lane_of(operation) % len(self._lanes)]
+        is_slow = max(lane.took_s for lane in self._lanes) > _SLOW_S
+        return self._lanes[lane_of(operation) % len(self._lanes) if is_slow else 0]
 
     def _write_again(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
         """For what may be done twice: also when the answer to a commit was lost."""
