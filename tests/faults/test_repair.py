@@ -12,6 +12,8 @@ import pytest
 
 import kedge
 from kedge.care.repair import repair
+from kedge.crypto import parse_master
+from tests.parts import require
 
 ACTOR = "tests"
 
@@ -62,6 +64,30 @@ def test_keys_policies_sequence_and_tokens_survive(place: Path) -> None:
         assert store.get(store.save("small", "next", 0)).seq == 21  # the deleted number 20 is not used again (I4)
         with store.lease("leased") as lease:
             assert lease.token == 2  # I5
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_what_is_deleted_stays_deleted_however_often_the_index_is_made(tmp_path: Path, is_encrypted: bool) -> None:
+    """The packs tell of it until gc has been there, and the second repair has only what the first one wrote."""
+    if is_encrypted:
+        require("module:cryptography")
+    key, master = (b"k" * 32, parse_master(b"k" * 32)) if is_encrypted else (None, None)
+    place = tmp_path / "store"
+    with kedge.open(place, key=key) as store:
+        small, large = (store.save("job", "gone", os.urandom(size)) for size in (20, 100_000))
+        kept = store.save("job", "kept", os.urandom(100_000))
+    with kedge.open(place, key=key) as store:
+        store.delete("job", small)
+        store.delete("job", large)
+    for _ in range(3):
+        repair(place, actor=ACTOR, master=master)
+        with kedge.open(place, key=key) as store:
+            assert [c.id for c in store.list("job")] == [kept]
+            store.rebuild()
+            assert [c.id for c in store.list("job")] == [kept]
+            deletions = [e for e in store.events() if e.action == "delete"]
+            assert sorted(str(e.checkpoint) for e in deletions) == sorted([small, large])
+            assert store.audit().broken_at is None
 
 
 def test_a_lost_index_is_rebuilt_from_packs(place: Path) -> None:

@@ -90,8 +90,10 @@ def rebuild(
         with open_store(namespace) as store:
             rows, lost = _open_rows(store, elsewhere.rows)
             recorded = {i: record for i, record in content.records.items() if i not in elsewhere.deleted}
+            gone = [record for i, record in content.records.items() if i in elsewhere.deleted]
             content.records = {**recorded, **rows}
             new, damaged = _add(store, content, actor)
+            _remember_deleted(store.index, gone, actor)
         added += len(new)
         from_packs += len(new - rows.keys())
         corrupted += [*(i for i in lost if i not in content.records), *damaged]
@@ -186,6 +188,17 @@ def _deleted(index: Index) -> set[str]:
         deleted.update(e.checkpoint for e in events if e.action == "delete" and e.checkpoint)
         position = events[-1].id
     return deleted
+
+
+def _remember_deleted(index: Index, gone: Iterable[NewCheckpoint], actor: str) -> None:
+    """The packs still tell of these: unless the new index has their deletions, the next rebuild brings them back."""
+    remembered = _deleted(index)
+    by_job: dict[str, list[str]] = {}
+    for record in gone:
+        if record.id not in remembered:
+            by_job.setdefault(record.job, []).append(record.id)
+    for job, checkpoints in by_job.items():
+        index.append_event("delete", actor=actor, job=job, checkpoints=checkpoints)
 
 
 def _open_rows(store: LocalStore, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:

@@ -47,8 +47,14 @@ class SqlChanges:
     def release_lease(self, lease: Lease) -> None:
         self._change(lambda writes: writes.end_lease(lease.job, lease.token))
 
-    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
-        self._change(lambda writes: writes.event(action, actor, job, None, detail), is_urgent=True, is_repeatable=False)
+    def append_event(
+        self, action: str, *, actor: str, job: str | None = None, checkpoints: Sequence[str] = (), detail: str = "{}"
+    ) -> None:
+        def append(writes: SqlWrites) -> None:
+            for checkpoint in checkpoints or (None,):
+                writes.event(action, actor, job, checkpoint, detail)
+
+        self._change(append, is_urgent=True, is_repeatable=False)
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
         return self._change(lambda writes: writes.mark_damaged(chunks, is_damaged), is_urgent=True) if chunks else []

@@ -278,10 +278,12 @@ class EncryptedIndex(SealedRows):
     def _leased(self, job: str) -> str:
         return KEYS if job == KEYS else self._hide("job", job)
 
-    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
+    def append_event(
+        self, action: str, *, actor: str, job: str | None = None, checkpoints: Sequence[str] = (), detail: str = "{}"
+    ) -> None:
         hidden = None if job is None else self._hide("job", job)
-        sealed = self._seal_text("event", detail)
-        self.inner.append_event(action, actor=self._hide("actor", actor), job=hidden, detail=sealed)
+        sealed, who = self._seal_text("event", detail), self._hide("actor", actor)
+        self.inner.append_event(action, actor=who, job=hidden, checkpoints=checkpoints, detail=sealed)
 
     def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
         return [self._open_event(event) for event in self.inner.events(after, limit, newest=newest, before=before)]

@@ -82,7 +82,10 @@ class Index(Catalogue, Protocol):
         """Give no number up to `last_seq` to a save of this job (I4). Creates the job row if there is none."""
         ...
 
-    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None: ...
+    def append_event(
+        self, action: str, *, actor: str, job: str | None = None, checkpoints: Sequence[str] = (), detail: str = "{}"
+    ) -> None:
+        """Append an event, or one for each of `checkpoints`, in one transaction."""
 
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
         """(row, checkpoint, manifest) of every checkpoint above row `after`, for gc and verify. Bounded memory."""

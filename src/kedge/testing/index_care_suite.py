@@ -141,7 +141,10 @@ class IndexCareSuite(IndexFixtures):
         assert (whole.head, whole.broken_at) == (events[-1].chain, None)
         assert (part.entries, part.head) == (events[2].id, events[2].chain)
         assert index.events(events[-1].id) == []
-        assert len({e.chain for e in events}) == len(events)
+        index.append_event("delete", actor="cron", job="job", checkpoints=["one", "two"])
+        added = index.events(events[-1].id)
+        assert [(e.action, e.job, e.checkpoint) for e in added] == [("delete", "job", "one"), ("delete", "job", "two")]
+        assert len({e.chain for e in events + added}) == len(events) + 2
 
     def test_waiting_for_events(self, index: Index, peer: Index) -> None:
         save(index)
