@@ -56,7 +56,9 @@ def main() -> int:
         "names", nargs="*", choices=[*NAMES, []], metavar="name", help=f"of {', '.join(NAMES)}; default: all"
     )
     parser.add_argument("--minutes", type=float, default=10, help="for each (default: 10)")
-    parser.add_argument("--seed", type=int, help="of histories: the first one (default: another each time)")
+    parser.add_argument(
+        "--seed", type=int, help="of histories and crash_states: the first one (default: another each time)"
+    )
     parser.add_argument("--seeds", type=int, help="of histories: how many (default: as many as there is time for)")
     parser.add_argument(
         "--kind", help="of histories: dir, files, memory, postgres, postgres+s3, http; dir+key: encrypted"
@@ -102,6 +104,8 @@ def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float
     if name == "histories":
         without = frozenset(filter(None, chosen.without.split(",")))
         options = {"seed": chosen.seed, "seeds": chosen.seeds, "kind": chosen.kind, "without": without}
+    if name == "crash_states":
+        options = {"seed": chosen.seed}
     if name == "kubernetes":
         options = {"binaries": chosen.binaries}
     module = importlib.import_module(f"tests.torture.{name}")

@@ -1,4 +1,4 @@
-"""Every disk that a power cut may leave, computed from a trace of system calls.
+"""What a program does to the disk, read from a trace of its system calls; crash_disks.py says what a cut may leave.
 
 A model stricter than any one file system, in the manner of ALICE: whatever was not synced may be there or not, each
 write and each name by itself, writes also in part. Syncing a file does not sync its name; syncing a directory syncs
@@ -7,11 +7,8 @@ the names in it. Finds missing syncs that ext4 or xfs happen to hide.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
-import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -24,7 +21,6 @@ STRACE_OPTIONS = ("-y", "-xx", "-s", "100000000", "-e", f"trace={TRACED}")
 _CALL = re.compile(r"(\w+)\((.*)\)\s+= (-?\d+|\?)")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _FILE = re.compile(r"(-?\d+|AT_FDCWD)<((?:\\x[0-9a-f]{2})*)>")
-_SECTOR = 512
 _IGNORED = re.compile(r".*-shm$|.*/lock$")  # rebuilt after a crash; empty
 
 
@@ -54,6 +50,15 @@ class Op:
     grow: bool = False
     remove: tuple[Inode, str] | None = None
     add: tuple[Inode, str, Inode] | None = None
+
+    def __str__(self) -> str:
+        names = [
+            bytes.fromhex(name.replace("\\x", "")).decode(errors="replace") for name in _TEXT.findall(self.text[:600])
+        ]
+        held = _FILE.search(self.text)
+        file = _bytes(held[2]).decode(errors="replace") if held and not self.is_name else " → ".join(names)
+        what = f"{len(self.data)} at {self.offset}" if self.data is not None else f"to {self.size}" if self.size else ""
+        return f"{self.text.partition('(')[0]} {file} {what}".rstrip()
 
 
 @dataclass
@@ -225,111 +230,3 @@ class _Reader:
         self.names[parent, name] = inode
         self.sizes[inode] = 0
         self.trace.ops.append(Op(text, begun, done, (parent,), is_name=True, add=(parent, name, inode)))
-
-
-# --- crash states ---
-
-
-@dataclass
-class CrashState:
-    """One disk after one power cut: files and directories below the root, and when the cut was."""
-
-    moment: int
-    why: str
-    files: dict[str, bytes]
-    directories: list[str]
-
-    def fingerprint(self) -> bytes:
-        digest = hashlib.sha256(repr(sorted(self.directories)).encode())
-        for path in sorted(self.files):
-            digest.update(f"{path}\0{len(self.files[path])}\0".encode() + self.files[path])
-        return digest.digest()
-
-    def write(self, folder: Path) -> None:
-        folder.mkdir()
-        for directory in self.directories:
-            (folder / directory).mkdir()
-        for path, content in self.files.items():
-            (folder / path).write_bytes(content)
-
-
-def crash_states(trace: Trace, *, seed: int = 1, extra: int = 4) -> Iterator[CrashState]:
-    """Disks after a cut just before each sync completes, and at the end: the moments with most at stake.
-
-    What was not durable then: all of it, none, names only, bytes only, sizes only, all but one, one only, and
-    `extra` random choices with torn writes.
-    """
-    draw = random.Random(f"crash {seed}")
-    seen: set[tuple[int, bytes]] = set()
-    for moment in sorted({*(sync - 1 for sync in trace.syncs), trace.end}):
-        sure = [op for op in trace.ops if op.durable <= moment]
-        open_ = [op for op in trace.ops if op.issued <= moment < op.durable]
-        heard = sum(1 for at, _ in trace.messages if at <= moment)
-        for why, chosen, tear in _choices(open_, draw, extra):
-            state = _build(trace, {id(op) for op in [*sure, *chosen]}, moment, why, draw if tear else None, sure)
-            key = (heard, state.fingerprint())
-            if key not in seen:
-                seen.add(key)
-                yield state
-
-
-def _choices(ops: list[Op], draw: random.Random, extra: int) -> Iterator[tuple[str, list[Op], bool]]:
-    yield "nothing unsynced survives", [], False
-    if not ops:
-        return
-    yield "everything survives", ops, False
-    yield "names survive, bytes do not", [op for op in ops if op.is_name], False
-    yield "bytes survive, names do not", [op for op in ops if not op.is_name], False
-    yield "names and sizes survive", [op for op in ops if op.data is None], False
-    yield f"only the last survives: {ops[-1].text}", ops[-1:], False
-    yield f"all but the first survive: {ops[0].text}", ops[1:], False
-    for n in range(extra):
-        share = draw.choice((0.2, 0.5, 0.8))
-        yield f"random choice {n}", [op for op in ops if draw.random() < share], True
-
-
-def _build(
-    trace: Trace, wanted: set[int], moment: int, why: str, tear: random.Random | None, sure: list[Op]
-) -> CrashState:
-    names = dict(trace.names)
-    contents: dict[Inode, bytearray] = {}
-    certain = {id(op) for op in sure}
-
-    def content(inode: Inode) -> bytearray:
-        return contents.setdefault(inode, bytearray(inode.content))
-
-    for op in trace.ops:
-        if id(op) not in wanted:
-            continue
-        if op.remove:
-            names.pop(op.remove, None)
-        if op.add:
-            names[op.add[0], op.add[1]] = op.add[2]
-        if op.data is not None:
-            data = op.data
-            if tear and id(op) not in certain and len(data) > _SECTOR and tear.random() < 0.3:
-                data = data[: tear.randrange(len(data) // _SECTOR + 1) * _SECTOR]
-            body = content(op.files[0])
-            if len(body) < op.offset:
-                body.extend(bytes(op.offset - len(body)))
-            body[op.offset : op.offset + len(data)] = data
-        elif op.size is not None:
-            body = content(op.files[0])
-            if len(body) < op.size:
-                body.extend(bytes(op.size - len(body)))
-            elif not op.grow:
-                del body[op.size :]
-    state = CrashState(moment, why, {}, [])
-
-    def walk(parent: Inode, path: str) -> None:
-        for (holder, name), inode in names.items():
-            if holder is not parent:
-                continue
-            if inode.is_directory:
-                state.directories.append(path + name)
-                walk(inode, path + name + "/")
-            else:
-                state.files[path + name] = bytes(contents.get(inode, inode.content))
-
-    walk(trace.root, "")
-    return state

@@ -1,58 +1,33 @@
-"""A store's life, traced, and every disk that a power cut in it may leave (I1): see crash.py for the model."""
+"""Stores' lives, traced, and every disk that a power cut in them may leave (I1): crash.py and crash_disks.py say what
+is modelled, crash_lives.py what is done, crash_judge.py what must be true.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import random
 import shutil
+import tempfile
 import time
-from multiprocessing.connection import Connection
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-import kedge
-import kedge.store.local
-
-from .children import Child, Report, describe
-from .crash import STRACE_OPTIONS, CrashState, Trace, crash_states, read_trace, snapshot
-from .ledger import Ledger, Violation, about
-from .states import make
+from .children import Child
+from .crash import STRACE_OPTIONS, Trace, read_trace, snapshot
+from .crash_disks import CrashState, crash_states
+from .crash_judge import Judge
+from .crash_lives import Life, draw_life, draw_steps, live
+from .ledger import Ledger
 from .tracing import attached
 
-PLACE = "deep/store"  # its parent is new too
-
-
-def live(report: Report, connection: Connection, place: str, steps: tuple[str, ...]) -> None:
-    """A child that does these steps on one store: create, save <kind>, delete, gc, close."""
-    kedge.store.local.WORKERS = 2
-    report("ready")
-    connection.recv()
-    store: kedge.CheckpointManager | None = None
-    try:
-        for seed, step in enumerate(steps):
-            if store is None:
-                store = kedge.open(place)
-                report("created")
-            what, _, kind = step.partition(" ")
-            if what == "save":
-                saved = store.save("job", "traced", make(kind, seed), metadata=about(kind, seed))
-                report("saved", saved, "job", kind, seed)
-            elif what == "delete":
-                victim = next(c.id for c in store.list("job") if c.metadata["kind"] == kind)
-                report("deleting", victim)
-                store.delete("job", victim)
-                report("deleted", victim)
-            elif what == "gc":
-                done = store.gc()
-                report("gc", done.packs_removed, done.packs_rewritten)
-            elif what == "close":
-                store.close()
-                store = None
-    except Exception as error:
-        report("failed", describe(error))
-    report("done")
-    connection.recv()
-
+T = TypeVar("T")
 
 STEPS = {
     "create": ("create", "save small", "close"),
@@ -62,84 +37,125 @@ STEPS = {
         "save arrays", "delete arrays", "save packed", "gc", "save small",
     ),
 }  # fmt: skip
+_EXTRA = 8  # random disks for each unsynced change at each moment
+_DRAWN = 2_000  # so many of each life of STEPS
+_CHAINED = 2  # so many lives go on from a disk of the one before
 
 
-def record(folder: Path, steps: tuple[str, ...], *, mutant: str = "") -> Trace:
-    """What these steps do to the disk."""
+def record(
+    folder: Path, life: Life, *, mutant: str = "", before: CrashState | None = None, heard: Trace | None = None
+) -> Trace:
+    """What this life does to the disk, which is empty or what a cut in another life left."""
     disk = folder / "disk"
     disk.mkdir(parents=True)
+    if before is not None:
+        left = before.disk
+        for directory in left.directories:
+            (disk / directory).mkdir()
+        for path, content in left.files:
+            (disk / path).write_bytes(content.data)
     trace = snapshot(disk)
-    child = Child(live, str(disk / PLACE), steps, mutant=mutant)
+    if before is not None and heard is not None:
+        trace.messages += [(0, message) for _, message in heard.messages[: before.heard]]
+    child = Child(live, str(disk), life, mutant=mutant)
     child.wait_for("ready")
     with attached(child.pid, folder / "log", *STRACE_OPTIONS):
         child.tell("go")
         child.wait_for("done")
     child.tell("end")
     child.drain()
+    assert isinstance(child.ledger, Ledger)
     if child.ledger.failures:
-        raise AssertionError(child.ledger.failures)
+        raise AssertionError(f"{life}: {child.ledger.failures}")
     read_trace(trace, folder / "log", str(disk))
-    (folder / "log").unlink()
+    shutil.rmtree(folder)
     return trace
-
-
-def check_state(trace: Trace, state: CrashState, folder: Path) -> None:
-    """Raise Violation unless a store on this disk keeps every promise made before the cut, and goes on working."""
-    state.write(folder)
-    ledger = Ledger()
-    for at, message in trace.messages:
-        if at <= state.moment:
-            ledger.note(message)
-    place = folder / PLACE
-    try:
-        with kedge.open(place, create="created" not in ledger.counts) as store:
-            ledger.check(store)
-            saved = store.save("after", "cut", make("packed", 5), metadata=about("packed", 5))
-            ledger.note(("saved", saved, "after", "packed", 5))
-            store.gc()
-            ledger.check(store, deep=False)
-    except (kedge.CheckpointError, Violation) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise Violation(f"power cut at moment {state.moment}, {state.why}: {what}") from error
-    finally:
-        shutil.rmtree(folder)
 
 
 def explore(
     folder: Path, name: str, *, mutant: str = "", limit: int | None = None, seed: int = 1, extra: int = 4
-) -> dict[str, float]:
-    """Trace a life, then check the disks that cuts may leave: all that the model draws, or `limit` of them.
+) -> Counter[str]:
+    """Trace a life of STEPS, then check the disks that cuts may leave: all that are drawn, or `limit` of them."""
+    life = Life("dir", STEPS[name])
+    with _memory(folder) as memory:
+        trace = record(folder, life, mutant=mutant)
+        numbers, _ = _apart(lambda: _judge(trace, life, memory, seed=seed, extra=extra, limit=limit))
+        return numbers
 
-    The latest cuts come first: most was promised by then, so a safeguard that is missing shows soonest.
-    """
-    trace = record(folder, STEPS[name], mutant=mutant)
-    states = list(crash_states(trace, seed=seed, extra=extra))
+
+def _apart(work: Callable[[], T]) -> T:
+    """In a thread: the main thread pays for being interruptible."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def _judge(
+    trace: Trace, life: Life, memory: Path, *, seed: int, extra: int, limit: int | None = None, keep: int = 0
+) -> tuple[Counter[str], list[tuple[CrashState, int]]]:
+    """The numbers, and some states that have a store, with its key."""
+    judge = Judge(trace, life, memory / "judge")
+    states = crash_states(trace, seed=seed, extra=extra)
+    draw = random.Random(f"{seed}")
+    if limit is not None:
+        drawn = list(states)
+        chosen = sorted(draw.sample(range(len(drawn)), min(limit, len(drawn))))
+        states = iter([drawn[n] for n in chosen])
+    numbers = Counter(lives=1, changes=len(trace.ops), syncs=len(trace.syncs))
+    left: list[tuple[CrashState, int]] = []
+    for state in states:
+        numbers["states"] += 1
+        answer = judge.judge(state)
+        if keep and not answer.is_absent and draw.random() < 0.01:
+            left = [*left[-keep:], (state, answer.key)]
+    numbers.update(disks=judge.disks, opened=judge.opened, continued=judge.continued, proved=judge.proved)
+    judge.end()
+    return numbers, left
+
+
+@contextmanager
+def _memory(folder: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: disks are written there by the thousand."""
+    shared = Path("/dev/shm")
+    place = Path(tempfile.mkdtemp(dir=shared if os.access(shared, os.W_OK) else folder.parent))
     try:
-        if limit is not None and len(states) > limit:
-            states = random.Random(f"{name} {seed}").sample(states, limit)
-        for n, state in enumerate(sorted(states, key=lambda state: -state.moment)):
-            check_state(trace, state, folder / f"state-{n}")
-        return {"traces": 1, "changes": len(trace.ops), "syncs": len(trace.syncs), "disks": len(states)}
+        yield place
     finally:
-        states.clear()
-        _give_memory_back()
+        shutil.rmtree(place)
+        # Disks are large, and the allocator would keep their memory for the rest of the tests.
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
-def _give_memory_back() -> None:
-    """Disks are large, and the allocator would keep their memory for the rest of the tests."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-
-
-def torture(minutes: float, folder: Path) -> dict[str, float]:
-    total: dict[str, float] = {}
-    end = time.monotonic() + minutes * 60
-    seed = time.time_ns()
-    while not total or time.monotonic() < end:
-        for name in STEPS:
-            seed += 1
-            place = folder / f"{seed}"
-            for key, value in explore(place, name, seed=seed, extra=24).items():
-                total[key] = total.get(key, 0) + value
-            shutil.rmtree(place)
+def explore_seed(folder: Path, seed: int, *, extra: int) -> Counter[str]:
+    """A drawn life, and lives that go on from disks which cuts in it left."""
+    total: Counter[str] = Counter()
+    life, state, trace = draw_life(seed), None, None
+    for turn in range(_CHAINED + 1):
+        with _memory(folder) as memory:
+            trace = record(folder / f"{turn}", life, before=state, heard=trace)
+            numbers, left = _judge(trace, life, memory, seed=seed, extra=extra, keep=4)
+        total.update(numbers)
+        if not left:
+            break
+        draw = random.Random(f"next {seed} {turn}")
+        state, key = draw.choice(left)
+        life = Life(life.form, draw_steps(draw, life.form), key, seed + (turn + 1) * 10**6)
     return total
+
+
+def torture(minutes: float, folder: Path, seed: int | None = None) -> dict[str, float]:
+    """Every drawn disk of STEPS, then drawn lives, each with its own seed."""
+    end = time.monotonic() + minutes * 60
+    first = time.time_ns() % 10**6 if seed is None else seed
+    total: Counter[str] = Counter()
+    told = time.monotonic()
+    for name in STEPS:
+        total.update(explore(folder / name, name, seed=first, limit=_DRAWN))
+    for number in range(first, first + 10**6):
+        if time.monotonic() > end:
+            break
+        total.update(_apart(partial(explore_seed, folder / f"{number}", number, extra=_EXTRA)))
+        if time.monotonic() > told + 30:
+            told = time.monotonic()
+            print(f"  to seed {number}: {dict(total)}, {time.process_time():.0f} s of CPU", flush=True)
+    return {**total, "seeds": number - first}

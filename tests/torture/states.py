@@ -10,6 +10,7 @@ import numpy as np
 MIB = 1 << 20
 
 # inline: one index row; packed: one chunk in a pack; tree: a large tree of small values; arrays: shared chunks.
+# Besides these: shared, two of a few blobs of 70 KiB.
 KINDS = ("small", "inline", "packed", "tree", "arrays")
 
 _POOL = 12  # distinct 1 MiB chunks that all "arrays" states are put together from: reuse is the rule
@@ -18,6 +19,11 @@ _POOL = 12  # distinct 1 MiB chunks that all "arrays" states are put together fr
 @functools.cache
 def _chunk(n: int) -> bytes:
     return random.Random(f"chunk {n}").randbytes(MIB)
+
+
+@functools.cache
+def _blob(n: int) -> bytes:
+    return random.Random(f"blob {n}").randbytes(70 * 1024)
 
 
 def make(kind: str, seed: int) -> dict[str, object]:
@@ -31,6 +37,8 @@ def make(kind: str, seed: int) -> dict[str, object]:
         state["blob"] = draw.randbytes(20_000)
     elif kind == "packed":
         state["blob"] = draw.randbytes(100 * 1024)
+    elif kind == "shared":
+        state["blobs"] = [_blob(n) for n in sorted(draw.sample(range(_POOL), 2))]
     elif kind == "tree":
         state["rows"] = [{"row": n, "value": draw.randrange(10**9)} for n in range(6_000)]
     elif kind == "arrays":
