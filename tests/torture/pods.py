@@ -34,7 +34,8 @@ VICTIMS: dict[str, Callable[[list[bytes]], bool]] = {
     "kedge-runc": lambda words: b"kedge.containers.runtime.calls" in words,
     "runc": lambda words: words[0].endswith(b"/runc"),
     "relay": lambda words: any(word.endswith(b"/relay.py") for word in words),
-    "criu": lambda words: b"swrk" in words and not any(word.endswith(b"/relay.py") for word in words),
+    # While it works, CRIU is called "criu: dump …" or "criu: restore …", and so is what it makes.
+    "criu": lambda words: any(word == b"swrk" or word.startswith(b"criu: ") for word in words) and b"-IS" not in words,
     "shim": lambda words: b"containerd-shim" in words[0],
 }
 COUNTER = """
