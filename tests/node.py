@@ -33,7 +33,7 @@ ln -s {config} etc/containerd/config.toml
 for name in /dev /sys; do mount --rbind $name .$name; done
 for name in /usr {shared}; do mkdir -p .$name; mount --bind $name .$name; done
 mount -t tmpfs local usr/local/sbin
-ln -s {containerd} {ctr} usr/local/sbin/
+ln -s {containerd} {ctr} {shim} usr/local/sbin/ # a containerd takes the first shim on its PATH, of whatever version
 cat >usr/local/sbin/systemctl <<'END'
 #!/bin/sh
 [ "$*" = "restart containerd" ] || exit 1
@@ -100,7 +100,8 @@ class Node(Containerd):
         self._init: subprocess.Popen[bytes] | None = None
         self._places = {
             "root": self.root, "shared": " ".join(map(str, [made.root, *shared])), "config": self._config,
-            "containerd": self.programs / "containerd", "ctr": self.programs / "ctr", "socket": self.home / "socket",
+            "containerd": self.programs / "containerd", "ctr": self.programs / "ctr",
+            "shim": self.programs / "containerd-shim-runc-v2", "socket": self.home / "socket",
             "log": self.log,
         }  # fmt: skip
 
