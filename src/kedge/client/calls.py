@@ -86,7 +86,14 @@ def _at(*parts: str) -> str:
 
 
 def _json(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """A value of metadata as a filter takes it: a text that would be read as a number, say, is in quotes."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    try:
+        is_text = isinstance(json.loads(value), list | dict)  # these a filter takes for texts
+    except ValueError:
+        is_text = True
+    return value if is_text else json.dumps(value)
 
 
 def _by_key(answer: Any) -> dict[str, Checkpoint]:

@@ -49,7 +49,10 @@ async def list_checkpoints(
     tag: Annotated[list[_Tag] | None, Query(description="name=value; repeatable.", examples=[["kind=best"]])] = None,
     metadata: Annotated[
         list[_Filter] | None,
-        Query(description="path=value, such as model.name=small or epoch=3; repeatable.", examples=[["epoch=3"]]),
+        Query(
+            description='path=value, such as model.name=small, epoch=3 or id="7"; repeatable.',
+            examples=[["epoch=3"]],
+        ),
     ] = None,
     order: Annotated[str, Query(pattern="^(newest|oldest)$", description="Which come first.")] = "newest",
     limit: PageSize = 50,
@@ -154,9 +157,9 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 
 def _value(text: str) -> Any:
-    """A number, a boolean or null as JSON writes it; else text."""
+    """A number, a boolean, null or a text in quotes as JSON writes it; else the text as it is."""
     try:
         value = from_json(text)
     except Validation:
         return text
-    return text if isinstance(value, list | dict | str) else value
+    return text if isinstance(value, list | dict) else value
