@@ -118,6 +118,7 @@ class Steps:
         self._lock = threading.Lock()
         self._claimed: set[Path] = set()
         self._ahead: dict[str, tuple[Checkpoint, Callable[[], object]]] = {}
+        self._read_to: int | None = None  # the last of them; None: nothing is known to follow
         # Of a run that began here: the keys under which anything is saved. Nobody else saves while we hold its lease
         # (I5), which we do while the session is alone. Else None, and the store is asked.
         self._saved_here: set[str] | None = set() if session.is_first else None
@@ -253,11 +254,19 @@ class Steps:
             return ahead[1]()
         if self._saved_here is not None and key not in self._saved_here and self._session.is_alone:
             return None
+        if not self._ahead and self._read_to is not None:
+            self._read_ahead(self._read_to)
+            if (ahead := self._ahead.pop(key, None)) is not None:
+                return ahead[1]()
         if (saved := store.load_by_key(self._session.key, key)) is None:
             return None
         checkpoint, state = saved
-        self._ahead = store.read_ahead(self._session.key, checkpoint.seq)
+        self._read_ahead(checkpoint.seq)
         return state
+
+    def _read_ahead(self, after: int) -> None:
+        self._ahead = ahead = self._session.store.read_ahead(self._session.key, after)
+        self._read_to = max((checkpoint.seq for checkpoint, _ in ahead.values()), default=None)
 
     def _imported(self, step: Step) -> object | None:
         """What an older system had done at this path, if that ended well. Who declares a version wants it done anew."""

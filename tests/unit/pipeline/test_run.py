@@ -52,6 +52,25 @@ def test_a_finished_step_returns_its_result_and_does_not_run(store: CheckpointMa
     assert find_run(store, "nightly").status == "completed"
 
 
+@pytest.mark.parametrize(("order", "finds", "pages"), [(1, 1, 4), (-1, 200, 200)], ids=["as before", "backwards"])
+def test_finished_steps_are_read_by_the_page(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch, order: int, finds: int, pages: int
+) -> None:
+    """Each page follows the one before, and no step is looked for by itself; whatever is asked for, it is found."""
+    work = Counted(lambda number: number)
+    calls = {name: Counted(getattr(store.store, name)) for name in ("find", "find_next")}
+    for session in range(2):
+        with kedge.run("nightly", store=store) as run:
+            if session:
+                for name, counted in calls.items():
+                    monkeypatch.setattr(store.store, name, counted)
+            for number in range(200)[:: order if session else 1]:
+                assert run.step(f"step {number}", work, number) == number
+    assert work.calls == 200
+    assert calls["find"].calls <= finds
+    assert calls["find_next"].calls <= pages
+
+
 @pytest.mark.parametrize("key", [None, "0b" * 32])
 def test_a_run_whose_last_answer_was_lost_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
