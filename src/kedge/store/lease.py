@@ -10,11 +10,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
+from kedge.blobs.kernel import boot_id, read_kernel_file
 from kedge.blobs.shelter import give_up_if_abandoned, run
 from kedge.errors import LeaseLost, Validation
 from kedge.model import Lease
 from kedge.ports import Catalogue
+
+from .renewal import renewals
 
 FIRST_TOKEN = 1  # of a job's first lease
 
@@ -39,12 +43,11 @@ def is_holder_gone(holder: str) -> bool:
 
 def machine() -> dict[str, object]:
     """Where a process has its number: the host, this life of it, and the table its processes are numbered in."""
+    boot, processes = boot_id(), 0
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
         processes = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        boot, processes = "", 0
+        boot = ""
     return {"host": socket.gethostname(), "boot": boot, "processes": processes}
 
 
@@ -55,15 +58,14 @@ def _machine_digest() -> str:
 def started(pid: int) -> str | None:
     """When a process started, in the kernel's count; None when there is no such process, or only its remains."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = read_kernel_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
 
 
 class Holding:
-    """A lease, and the thread that renews it. It ends when somebody says so, or when nobody has it any more."""
+    """A lease that is renewed. It ends when somebody says so, or when nobody has it any more."""
 
     def __init__(self, leases: Catalogue, lease: Lease) -> None:
         self.lease = lease
@@ -71,24 +73,30 @@ class Holding:
         self._leases = leases
         self._stop = threading.Event()
         me = weakref.ref(self)  # an interrupt may drop the holder anywhere: then the lease is given back too
-        self._thread = threading.Thread(
-            target=_renew, args=(me, leases, lease, self._stop), name=f"kedge-lease-{lease.job}", daemon=True
+        self._renewals = renewals()
+        self._renewal = self._renewals.add(
+            partial(_renew, me, leases, lease, self._stop), f"kedge-lease-{lease.job}", lease.ttl_s / 3
         )
-        self._thread.start()
 
     def forget(self) -> None:
         """A save has released it."""
         self._is_released = True
 
     def end(self) -> None:
+        """Where no signal handler interrupts it, unless there is nothing left to do."""
         self._stop.set()
-        self._thread.join()
+        if not (self._is_released and self._renewal.drop()):
+            run(self._end)
+
+    def _end(self) -> None:
+        if self._renewals is renewals():  # else we are a forked child, where nobody renews it
+            self._renewals.end(self._renewal)
         if not self._is_released:
             self._leases.release_lease(self.lease)
 
 
 def _renew(holding: weakref.ref[Holding], leases: Catalogue, lease: Lease, stop: threading.Event) -> None:
-    while not stop.wait(lease.ttl_s / 3):
+    while not stop.is_set():
         with suppress(Exception):  # busy or unreachable just now; the index refuses our writes if it lasts too long
             try:
                 if holding() is None:
@@ -97,14 +105,15 @@ def _renew(holding: weakref.ref[Holding], leases: Catalogue, lease: Lease, stop:
                 leases.renew_lease(lease)
             except LeaseLost:
                 return
+        stop.wait(lease.ttl_s / 3)
 
 
 @contextmanager
 def hold(leases: Catalogue, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
     """The right to write `job` for as long as the block runs; LeaseHeld when somebody else has it (I5).
 
-    A thread renews it every third of `ttl_s`. If that fails, for example because the process was suspended for
-    longer than the lease, the next write with it is refused by the index: the thread need not say anything.
+    It is renewed every third of `ttl_s` (see `renewal`). If that fails, for example because the process was suspended
+    for longer than the lease, the next write with it is refused by the index: nobody need say anything.
     """
     check_ttl(ttl_s)
     with hold_taken(leases, lambda: leases.acquire_lease(job, holder or default_holder(), ttl_s)) as holding:
@@ -123,7 +132,7 @@ def hold_taken(leases: Catalogue, take: Callable[[], Lease]) -> Iterator[Holding
     try:
         yield holding
     finally:
-        run(holding.end)
+        holding.end()
 
 
 def _begin(leases: Catalogue, take: Callable[[], Lease]) -> Holding:

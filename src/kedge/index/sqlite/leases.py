@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 
+from kedge.blobs.kernel import boot_id
 from kedge.index.transactions import LeaseRow, keys_no, lost
 from kedge.ports import KEYS
 
@@ -13,18 +14,13 @@ LEASE = "token, holder, is_live, until_s, boot_id"
 
 def boot_clock() -> tuple[str, float]:
     """(which boot, seconds since)."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot_id = file.read().strip()
-    except OSError:
-        boot_id = ""
-    return boot_id, time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def seconds_left(lease: LeaseRow) -> float:
     """0 when it has ended, as it has when the machine was started anew."""
-    boot_id, clock_s = boot_clock()
-    return max(0.0, lease.until_s - clock_s) if lease.boot_id == boot_id else 0.0
+    boot, clock_s = boot_clock()
+    return max(0.0, lease.until_s - clock_s) if lease.boot_id == boot else 0.0
 
 
 def check_holder(ns_no: int, namespace: str, token: int | None, db: sqlite3.Connection) -> None:
