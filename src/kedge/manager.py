@@ -316,13 +316,11 @@ class CheckpointManager(ReadingManager, CaringManager):
 
         Waits up to `wait_s` seconds for the next event.
         """
-        if wait_s > 0:
-            self.store.wait_for_event(after, wait_s)
-        return self.store.events(after, parse_limit(limit) or 100, newest=newest, before=before)
+        return self.store.events(after, parse_limit(limit) or 100, newest=newest, before=before, wait_s=wait_s)
 
     def audit(self, until: int | None = None) -> EventChain:
         """Read the whole log of changes and verify its hash chain."""
-        return self.store.audit(until)
+        return self._care.audit(until)
 
     def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
         """Call `callback("save", checkpoint)` in the saving thread after each save of this object."""

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import time
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, make_dataclass
@@ -338,6 +339,11 @@ def _own(value: Job | Event) -> Document:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def now_us() -> int:
+    """The time by this machine's clock, which is informative only (I4)."""
+    return time.time_ns() // 1000
 
 
 def to_us(moment: datetime) -> int:

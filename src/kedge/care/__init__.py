@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, EventChain
 
 if TYPE_CHECKING:
     from kedge.diff import Diff
@@ -42,7 +42,7 @@ class Care(Protocol):
         """Apply `policy` to a job by itself, after its saves."""
         ...
 
-    def after_save(self, checkpoint: Checkpoint, *, actor: str, is_first: bool = False) -> None:
+    def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
         """Do a bounded part of what the job's own policy asks for (I6)."""
         ...
 
@@ -52,6 +52,10 @@ class Care(Protocol):
 
     def verify(self, job: str | None, *, deep: bool, actor: str, progress: Progress | None) -> VerifyReport:
         """Check digests of everything (deep), or that everything named exists."""
+        ...
+
+    def audit(self, until: int | None) -> EventChain:
+        """Read the log of changes up to event `until`, or its end, and prove that each entry follows."""
         ...
 
     def condemn(self, checkpoint_id: str, *, actor: str) -> Checkpoint:

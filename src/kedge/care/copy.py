@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kedge.errors import Conflict, Corrupted, NotFound
-from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, Job, to_us
 from kedge.ports import NewCheckpoint, Selection, Update, pages
-from kedge.store import Store
+from kedge.store import Store, knows
 from kedge.store.adoption import Exported
 from kedge.store.local import LocalStore
 
@@ -73,24 +73,22 @@ class Copying:
     def copy(self, progress: Progress | None = None) -> CopyReport:
         """Bring the target up to the source. `progress(done, total)` counts stored bytes of the source."""
         self._report, self._progress, self._done_bytes = CopyReport(), progress, 0
-        jobs = [self.job] if self.job is not None else None
-        if self.job is not None and self.source.job(self.job) is None:
-            raise NotFound(f"job {self.job} not found", hint="kedge jobs shows which jobs exist")
-        self._total_bytes = (
-            self.source.stored_bytes()
-            if jobs is None
-            else sum(entry.stored_bytes for job in jobs if (entry := self.source.job(job)) is not None)
-        )
-        for job in self._jobs() if jobs is None else jobs:
-            self._copy_job(job)
+        self._total_bytes = sum(job.stored_bytes for job in self._jobs())
+        for job in self._jobs():
+            self._copy_job(job.name)
         return self._report
 
     # Jobs
 
-    def _jobs(self) -> Iterator[str]:
+    def _jobs(self) -> Iterator[Job]:
+        if self.job is not None:
+            if (job := self.source.job(self.job)) is None:
+                raise NotFound(f"job {self.job} not found", hint="kedge jobs shows which jobs exist")
+            yield job
+            return
         after = ""
         while page := self.source.jobs(limit=_PAGE, after=after):
-            yield from (job.name for job in page)
+            yield from page
             after = page[-1].name
 
     def _copy_job(self, job: str) -> None:
@@ -199,12 +197,12 @@ class Copying:
             for key, (holder, _) in self.target.find(job, list(heirs)).items():
                 heir = heirs[key]
                 is_lower = heir.seq is not None and holder.seq < heir.seq
-                if holder.id != heir.id and is_lower and not self.source.knows(holder.id):
+                if holder.id != heir.id and is_lower and not knows(self.source, holder.id):
                     holders[heir.id] = holder.id
         return holders
 
     def _left_out(self, checkpoint_id: str) -> None:
-        if self.source.knows(checkpoint_id):  # else deleted meanwhile
+        if knows(self.source, checkpoint_id):  # else deleted meanwhile
             self._count(damaged=(checkpoint_id,))
 
     def _arrived(self, record: NewCheckpoint, checkpoint: Checkpoint) -> None:
@@ -240,7 +238,7 @@ class Copying:
         """What the source has deleted. Looked up once more: it may have been saved since the page was read."""
         if self.mirror:
             known = {c.id for c in page}
-            self._delete([c for c in there if c.id not in known and not self.source.knows(c.id)])
+            self._delete([c for c in there if c.id not in known and not knows(self.source, c.id)])
 
     def _delete(self, doomed: Sequence[Checkpoint]) -> None:
         for start in range(0, len(doomed), _PAGE):
@@ -298,7 +296,7 @@ class Copying:
         return self._report
 
     def _forget(self, checkpoint_id: str) -> None:
-        if self.mirror and not self.source.knows(checkpoint_id):
+        if self.mirror and not knows(self.source, checkpoint_id):
             try:
                 self._delete([self.target.get(checkpoint_id)])
             except NotFound:

@@ -19,6 +19,7 @@ from functools import partial
 
 from kedge.errors import Conflict, Corrupted, NoSpace, NotFound
 from kedge.ports import UNREADABLE, Chunk, ChunksGone, NewCheckpoint
+from kedge.store import knows
 from kedge.store.backlog import write_saves
 from kedge.store.chunk_reader import read_verified
 from kedge.store.local import LocalStore
@@ -252,5 +253,5 @@ def _other_saves(store: LocalStore, pack: str, recorded: set[str]) -> list[NewCh
         save
         for record in read_records(store.blobs, pack, vault.unwrap_record if vault else None, is_plain=vault is None)
         for save in record.saves
-        if record.namespace == store.index.namespace and save.id not in recorded and store.knows(save.id)
+        if record.namespace == store.index.namespace and save.id not in recorded and knows(store, save.id)
     ]

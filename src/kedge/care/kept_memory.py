@@ -6,6 +6,7 @@ from kedge.blobs.memory import MemoryBlobs
 from kedge.errors import NoSpace
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.model import CheckpointId, Event
+from kedge.store import knows
 from kedge.store.local import LocalStore
 
 from .copy import Copying
@@ -62,4 +63,4 @@ class KeptMemory(LocalStore):
     def _is_ours(self, event: Event) -> bool:
         """A change of what others have deleted meanwhile must not bring it back."""
         is_change = event.checkpoint is not None and event.action not in ("save", "delete")
-        return not is_change or self._kept.knows(event.checkpoint or "")
+        return not is_change or knows(self._kept, event.checkpoint or "")

@@ -27,6 +27,7 @@ from kedge.errors import Conflict, Corrupted, LeaseHeld, Validation
 from kedge.index.encrypted import EncryptedIndex
 from kedge.model import Checkpoint, Lease
 from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint
+from kedge.store import knows
 from kedge.store import lease as leases
 from kedge.store.local import LocalStore
 
@@ -137,12 +138,12 @@ def _rewrite_one(
             with store.under_current_key(record) as current:
                 store.index.reseal(current, replacing=digest, actor=actor)
         except ChunksGone:
-            if not store.knows(checkpoint.id):
+            if not knows(store, checkpoint.id):
                 return True
         except KeysChanged:
             store.refresh_keys()
         except Corrupted:
-            return not store.knows(checkpoint.id)
+            return not knows(store, checkpoint.id)
         else:
             return True
     return False

@@ -38,13 +38,14 @@ class _Job:
 class Upkeep:
     """What the saves of one process owe to the policies of their jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: Index) -> None:
+        self._index = index
         self._jobs: dict[str, _Job] = {}
         self._lock = threading.Lock()
 
     def after_fork(self) -> None:
         """In a forked child: the parent goes on with its walks, and its lock may never be released here."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._index)  # type: ignore[misc]
 
     @sheltered
     def set_policy(self, job: str, policy: RetentionPolicy | None) -> None:
@@ -52,16 +53,16 @@ class Upkeep:
         with self._lock:
             self._jobs[job] = _Job(policy=policy, is_new_policy=True)
 
-    def after_save(self, index: Index, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
+    def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
         """Do a bounded part of what the job's policy asks for; `is_first`: the save has made the job."""
         job = self._jobs.get(saved.job)
         if job is not None and job.policy is None and job.saves % _READ_POLICY_EVERY:
             job.saves += 1  # one that two threads count once costs nothing
         else:
-            self._work(index, saved, actor=actor, is_first=is_first)
+            self._work(saved, actor=actor, is_first=is_first)
 
     @sheltered
-    def _work(self, index: Index, saved: Checkpoint, *, actor: str, is_first: bool) -> None:
+    def _work(self, saved: Checkpoint, *, actor: str, is_first: bool) -> None:
         if not self._lock.acquire(blocking=False):
             return  # another thread is at it, or about to be; a save never waits for this
         try:
@@ -70,10 +71,10 @@ class Upkeep:
                     del self._jobs[next(iter(self._jobs))]
                 job = self._jobs[saved.job] = _Job()
             if job.saves % _READ_POLICY_EVERY == 0 and not is_first:  # a job that did not exist has no policy
-                _read_policy(index, saved.job, job)
+                _read_policy(self._index, saved.job, job)
             job.saves += 1
             if job.policy is not None and job.walk is None and (job.is_new_policy or _is_due(saved.seq, job)):
-                job.walk = carry_out(index, job.policy, saved.job, actor=actor, page_rows=PAGE_ROWS)
+                job.walk = carry_out(self._index, job.policy, saved.job, actor=actor, page_rows=PAGE_ROWS)
                 job.is_new_policy = False
             if job.walk is not None:
                 _step(job)

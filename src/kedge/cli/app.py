@@ -125,7 +125,7 @@ class App(click.Group):
             args = [*args[1:], "--help"]
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

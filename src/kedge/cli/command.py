@@ -231,7 +231,7 @@ class _Given(click.ParamType[str]):
 
     name = "text"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not str(value).strip():
             self.fail("must not be empty; leave the option out for its default", param, ctx)
         return str(value)

@@ -224,7 +224,7 @@ def _why_no_connection(error: BaseException) -> tuple[str, str]:
     return str(error) or "no answer in time", "is the service running there?"
 
 
-def _content(answer: httpx.Response) -> Any:
+def _content(answer: httpx.Response) -> object:
     """The JSON of an answer; its problem as the error it was on the other side."""
     if answer.status_code < 400:
         return answer.json() if answer.content else None

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from kedge.chunks import INLINE_BYTES, RecallingSource
 from kedge.codec import Encoded
 from kedge.errors import CheckpointError, Conflict, Corrupted, NotFound
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Job, Lease
 from kedge.ports import (
     ALL,
     CheckpointIds,
@@ -30,7 +30,7 @@ from kedge.ports import (
     Update,
     digest_of,
 )
-from kedge.store import Save, Stored, not_over_http
+from kedge.store import Save, Stored, knows, not_over_http
 from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
 from kedge.store.loading import Loading
 from kedge.store.manifest import Manifest, pack_manifest, pack_tree, root_of
@@ -144,7 +144,7 @@ class HttpStore(Loading):
         try:
             return _again(send, f"job {request.job}")
         except (Conflict, Corrupted):
-            if self.knows(checkpoint.id):
+            if knows(self, checkpoint.id):
                 raise
             raise NotFound(
                 f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
@@ -306,23 +306,20 @@ class HttpStore(Loading):
     def release_lease(self, lease: Lease) -> None:
         self.client.release_lease(lease)
 
-    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
+    def events(
+        self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
+    ) -> Events:
+        until = time.monotonic() + wait_s
+        while not (events := self._events(after, limit, newest, before)) and time.monotonic() < until:
+            time.sleep(min(0.3, wait_s))
+        return events
+
+    def _events(self, after: int, limit: int, newest: bool, before: int | None) -> Events:
         if newest:
             page = self.client.audit_log(min(limit, 1000), before).items[::-1]
         else:
             page = self.client.events(after, min(limit, 1000)).items
         return [event for event in page if event.id > after and (before is None or event.id < before)]
-
-    def wait_for_event(self, after: int, timeout_s: float) -> bool:
-        until = time.monotonic() + timeout_s
-        while not self.events(after, 1):
-            if time.monotonic() >= until:
-                return False
-            time.sleep(min(0.3, timeout_s))
-        return True
-
-    def audit(self, until: int | None = None) -> EventChain:
-        return self.client.verify_audit(until)
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         from kedge.care.policies import RetentionPolicy
@@ -332,9 +329,6 @@ class HttpStore(Loading):
     # From and to other stores
 
     is_encrypted = True  # it may be: digests of its checkpoints say nothing
-
-    def stored_bytes(self) -> int:
-        return self.client.stats()["stored_bytes"]
 
     def export(self, checkpoint_id: str) -> Exported:
         head, packed = self._read(checkpoint_id)

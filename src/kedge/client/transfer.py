@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from kedge.chunks import WORKERS, ZERO, Deferred, Entry, Staged, is_zero, portions
 from kedge.errors import Corrupted, NotFound, Unavailable
@@ -110,7 +109,7 @@ class Outbox:
         return [digest for digest in digests if digest in missing or digest in self._distrusted]
 
 
-def body_of(head: Mapping[str, Any], outbox: Outbox, pack: Callable[[], tuple[bytes, bytes]]) -> Iterator[bytes]:
+def body_of(head: Mapping[str, object], outbox: Outbox, pack: Callable[[], tuple[bytes, bytes]]) -> Iterator[bytes]:
     """The body of a save; `pack` gives the manifest, and what of it is spilled, once the chunks are known."""
     yield framed(json.dumps(head, allow_nan=False).encode())
     yield from outbox.chunks()

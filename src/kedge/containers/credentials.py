@@ -27,7 +27,7 @@ MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_REST
 _SETGID, _SETUID = _CAPABILITIES.index("SETGID"), _CAPABILITIES.index("SETUID")
 
 
-def refuse_more(images: str | os.PathLike[str], spec: Mapping[str, Any]) -> None:
+def refuse_more(images: str | os.PathLike[str], spec: Mapping[str, object]) -> None:
     """Conflict when a thread in the images may do more than the configuration of the container allows."""
     threads = list(rights.rights(images))
     for thread in threads:
@@ -38,7 +38,7 @@ def refuse_more(images: str | os.PathLike[str], spec: Mapping[str, Any]) -> None
     _refuse_other_users(rights.user_maps(images), spec)
 
 
-def confinement(spec: Mapping[str, Any]) -> list[str]:
+def confinement(spec: Mapping[str, object]) -> list[str]:
     """What a runtime's restore must be told so that SELinux confines the processes as the configuration says: the
     label of each pod is another one."""
     label = _process(spec).get("selinuxLabel")

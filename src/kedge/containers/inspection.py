@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from kedge.errors import CheckpointError
 from kedge.files import Tree
@@ -96,7 +95,7 @@ def inspect_stored(manager: CheckpointManager, checkpoint_id: str, *, reveal: bo
 
 
 def _with_images(
-    content: Inspection, files: ImageFiles, sizes: Mapping[str, int], spec: Mapping[str, Any], *, reveal: bool
+    content: Inspection, files: ImageFiles, sizes: Mapping[str, int], spec: Mapping[str, object], *, reveal: bool
 ) -> Inspection:
     processes = images.processes(files)
     return replace(
@@ -118,7 +117,7 @@ def _command(files: ImageFiles, pid: int) -> tuple[str, ...]:
         return ()
 
 
-def _environment(files: ImageFiles, pid: int, spec: Mapping[str, Any], *, reveal: bool) -> dict[str, str]:
+def _environment(files: ImageFiles, pid: int, spec: Mapping[str, object], *, reveal: bool) -> dict[str, str]:
     """Of the first process, from its memory; from the configuration where that is not there. Values are secrets."""
     try:
         variables = images.environment(files, pid)
@@ -132,7 +131,7 @@ def _environment(files: ImageFiles, pid: int, spec: Mapping[str, Any], *, reveal
     return variables if reveal else dict.fromkeys(variables, HIDDEN)
 
 
-def _mounts(spec: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+def _mounts(spec: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
     mounts = spec.get("mounts")
     rows = [mount for mount in mounts if isinstance(mount, Mapping)] if isinstance(mounts, list) else []
     return tuple(

@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from .runtime import early
 from .runtime.opt_in import POD, SANDBOX, notes_of
@@ -20,7 +19,7 @@ def now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def note_start(root: str, spec: Mapping[str, Any]) -> None:
+def note_start(root: str, spec: Mapping[str, object]) -> None:
     """Note that a container may run from now on. `root`: of its runtime."""
     if (path := _path(root, spec)) is None:
         return
@@ -31,7 +30,7 @@ def note_start(root: str, spec: Mapping[str, Any]) -> None:
     early.write_mark(str(path), str(now_s()))
 
 
-def take_back_start(root: str, spec: Mapping[str, Any], before_s: float) -> None:
+def take_back_start(root: str, spec: Mapping[str, object], before_s: float) -> None:
     """It did not run: its last start is the one before, 0.0 if there was none."""
     if (path := _path(root, spec)) is None:
         return
@@ -41,19 +40,19 @@ def take_back_start(root: str, spec: Mapping[str, Any], before_s: float) -> None
         path.unlink(missing_ok=True)
 
 
-def last_start_s(root: str, spec: Mapping[str, Any]) -> float:
+def last_start_s(root: str, spec: Mapping[str, object]) -> float:
     """When a container was last started in its pod, 0.0 if never."""
     return starts_in(root, spec).get(notes_of(spec).get(POD[2], ""), 0.0)
 
 
-def starts_in(root: str, spec: Mapping[str, Any]) -> dict[str, float]:
+def starts_in(root: str, spec: Mapping[str, object]) -> dict[str, float]:
     """When each container of the same pod was last started, of those that were noted."""
     folder = _home(root) / (notes_of(spec).get(SANDBOX) or "none")
     files = [path for path in folder.iterdir() if "~" not in path.name] if folder.is_dir() else []
     return {path.name: float(path.read_text()) for path in files}
 
 
-def _path(root: str, spec: Mapping[str, Any]) -> Path | None:
+def _path(root: str, spec: Mapping[str, object]) -> Path | None:
     """Of a container's note; None for one that is of no pod."""
     notes = notes_of(spec)
     sandbox, name = notes.get(SANDBOX), notes.get(POD[2])

@@ -159,7 +159,7 @@ def _volume(volume: Volume, volumes: Sequence[Volume]) -> Finding:
     return Finding(who, "ok", f"{volume.kind}: saved, {volume.size_bytes():,} bytes")
 
 
-def check_target(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:
+def check_target(here: Mapping[str, object], there: Mapping[str, object]) -> Iterator[Finding]:
     """Whether a checkpoint of a machine with the facts `here` can be restored on one with the facts `there`."""
     differences = list(_differences(here, there))
     alike = f"{there.get('arch')}, kernel {there.get('kernel')}, CRIU {there.get('criu')}: nothing stands in the way"

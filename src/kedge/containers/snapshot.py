@@ -131,7 +131,7 @@ def read_descriptors(images: Path) -> tuple[str, ...]:
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
-def read_processes(images: Path) -> dict[str, Any]:
+def read_processes(images: Path) -> dict[str, object]:
     """The processes in the images, for people: what diff and lists show."""
     return {
         str(process.pid): {

@@ -118,7 +118,7 @@ def _volume(mount: Mapping[str, Any], notes: Mapping[str, str]) -> Volume | None
     return Volume(destination, source, _KINDS.get(kind, kind), name, pod, is_read_only)
 
 
-def saved_volumes(spec: Mapping[str, Any], asked: str = "") -> list[Volume]:
+def saved_volumes(spec: Mapping[str, object], asked: str = "") -> list[Volume]:
     """The volumes that go into a checkpoint. Conflict when one cannot be saved as a whole."""
     if chosen(asked, "KEDGE_VOLUMES", ("yes", "no")) == "no":
         return []
@@ -154,7 +154,7 @@ def _file_system(folder: Path) -> int:
         os.close(fd)
 
 
-def facts_of(volumes: Sequence[Volume], spec: Mapping[str, Any], root: str) -> dict[str, object]:
+def facts_of(volumes: Sequence[Volume], spec: Mapping[str, object], root: str) -> dict[str, object]:
     """What the metadata of a checkpoint made now says of the volumes in it: which they are, of which pod, and when; and
     when the containers of the pod were started. `root`: of their runtime."""
     if not volumes:

@@ -35,7 +35,7 @@ SEQUENCES = (list, tuple, set, frozenset, deque)
 class ArraySummary(BufferSummary):
     """An array with the dtype as it is stored: .npy files tell where in a record each field is."""
 
-    stored_dtype: Any = None
+    stored_dtype: object = None
 
 
 class _Outliner(Unpacker):

@@ -7,12 +7,11 @@ namespace: between a check and the change that relies on it nothing can happen.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kedge.errors import LeaseHeld, LeaseLost
-from kedge.model import Lease
+from kedge.model import Lease, now_us
 from kedge.ports import KEYS
 
 from .event_chain import chain_of
@@ -35,10 +34,6 @@ class JobRow(NamedTuple):
     no: int
     last_seq: int
     lease: LeaseRow | None
-
-
-def now_us() -> int:
-    return time.time_ns() // 1000
 
 
 class SqlTransaction:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, LeaseLost, NotFound, Validation
-from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus
+from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, now_us
 from kedge.ports import (
     Chunk,
     ChunksGone,
@@ -30,7 +30,7 @@ from kedge.ports.record import SEQ_BITS, CheckpointRow, checkpoint_of, columns_o
 
 from .reads import missing
 from .rows import CHECKPOINT, Row
-from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost, now_us
+from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost
 
 Packs = Mapping[str, int | None]  # numbers by name; None for "", which is the index itself
 

@@ -37,7 +37,7 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
     store: str | None = None
     _threads: Threads = PrivateAttr()
 
-    def __init__(self, store: str | os.PathLike[str] | CheckpointManager | None = None, /, **fields: Any) -> None:
+    def __init__(self, store: str | os.PathLike[str] | CheckpointManager | None = None, /, **fields: object) -> None:
         if store is not None:
             fields["store"] = store.url if isinstance(store, CheckpointManager) else os.fspath(store)
         super().__init__(**fields)
@@ -46,7 +46,7 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
     def init_db(self) -> None:
         """A store needs no preparation."""
 
-    def save_state(self, flow_uuid: str, method_name: str, state_data: dict[str, Any] | BaseModel) -> None:
+    def save_state(self, flow_uuid: str, method_name: str, state_data: dict[str, object] | BaseModel) -> None:
         self._save(flow_uuid, method_name, {"state": _plain(state_data)})
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
@@ -65,7 +65,7 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
         return stored["state"], PendingFeedbackContext.from_dict(stored["pending"])
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
-        def cleared(before: dict[str, Any]) -> dict[str, Any] | None:
+        def cleared(before: dict[str, object]) -> dict[str, object] | None:
             return {"state": before["state"]} if "pending" in before else None
 
         self._threads.change(job_of(FLOW, flow_uuid), "feedback", cleared)
@@ -77,5 +77,5 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
         self._threads.change(job_of(FLOW, flow_uuid), step, lambda before: {**before, **state})
 
 
-def _plain(state: dict[str, Any] | BaseModel) -> dict[str, Any]:
+def _plain(state: dict[str, object] | BaseModel) -> dict[str, object]:
     return state.model_dump(mode="json") if isinstance(state, BaseModel) else dict(state)

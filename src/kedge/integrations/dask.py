@@ -22,7 +22,7 @@ class DaskExecutor(Executor):
 
     is_remote = True  # workers may be on other machines, and tasks may be run again: see pipeline.fanout
 
-    def __init__(self, client: Client, **options: Any) -> None:
+    def __init__(self, client: Client, **options: object) -> None:
         self._client = client
         self._tasks = client.get_executor(pure=False, **options)  # type: ignore[no-untyped-call]
 
@@ -44,7 +44,7 @@ class DaskExecutor(Executor):
         self._tasks.shutdown(wait=wait)
 
 
-def dask(client: Client, **options: Any) -> DaskExecutor:
+def dask(client: Client, **options: object) -> DaskExecutor:
     """An executor for `run.map` on the cluster of a `distributed.Client`.
 
     The run's store must be one that the workers reach: a server's URL, or a directory for workers on this machine.

@@ -28,7 +28,7 @@ class KedgeCheckpointIO(CheckpointIO):  # type: ignore[misc]
         self.job = job
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+        self, checkpoint: dict[str, object], path: str | os.PathLike[str], storage_options: object = None
     ) -> None:
         """Durable when it returns. A path that is used again means its newest checkpoint from then on."""
         name = os.fspath(path)

@@ -34,7 +34,7 @@ class KedgeSession(Threads):
 
     def __init__(self, session_id: str, store: str | os.PathLike[str] | CheckpointManager | None = None) -> None:
         self.session_id = session_id
-        self.session_settings: Any = None  # the SDK's, which it applies itself
+        self.session_settings: object = None  # the SDK's, which it applies itself
         self.job = parse_name("session", f"{PREFIX}{session_id}")
         super().__init__(store)
 
@@ -49,14 +49,14 @@ class KedgeSession(Threads):
         """Make these the items of the session."""
         self._change(step, lambda _: [*items])
 
-    async def get_items(self, limit: int | None = None) -> list[Any]:
+    async def get_items(self, limit: int | None = None) -> list[object]:
         return await finished(self.messages, limit)
 
-    async def add_items(self, items: Sequence[Any]) -> None:
+    async def add_items(self, items: Sequence[object]) -> None:
         if items:
             await finished(self._change, "add", lambda before: [*before, *items])
 
-    async def pop_item(self) -> Any | None:
+    async def pop_item(self) -> object | None:
         before = await finished(self._change, "pop", lambda before: before[:-1])
         return before[-1] if before else None
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
 
 from kedge.errors import BudgetExceeded, Validation
 from kedge.manager import CheckpointManager
@@ -152,13 +151,13 @@ def _scopes(flight: Checkpoint) -> tuple[str, str, str]:
     return TODAY, _of_model(flight), _of_run(str(flight.metadata.get("run")))
 
 
-def _output_tokens(body: Mapping[str, Any]) -> int:
+def _output_tokens(body: Mapping[str, object]) -> int:
     settings = body.get("generationConfig")
     places = (body, settings) if isinstance(settings, Mapping) else (body,)
     return max((_number(place.get(name)) for place in places for name in _LIMITS), default=0) or ASSUMED_OUTPUT
 
 
-def _size_bytes(value: Any) -> int:
+def _size_bytes(value: object) -> int:
     if isinstance(value, str):
         if len(value) >= _LEAST_FILE and _FILE.fullmatch(value):
             return _TOKENS_OF_A_FILE * _BYTES_PER_TOKEN

@@ -22,7 +22,7 @@ from .pricing import cost_of, prepare, tokens_of
 from .redaction import redact
 
 
-def call_request(call: Callable[..., Any], body: Mapping[str, Any], sample: int | None, version: str) -> Request:
+def call_request(call: Callable[..., object], body: Mapping[str, object], sample: int | None, version: str) -> Request:
     """The request of `run.llm`: model, parameters, messages and tools, and the function that makes the call of them.
 
     Without a sample it is that of `kedge.llm.sample`.
@@ -72,7 +72,7 @@ class Shared:
         return answer.content["result"]
 
 
-def _saved(cache: Cache, request: Request, policy: Policy, result: Any, meter: Meter) -> Answer:
+def _saved(cache: Cache, request: Request, policy: Policy, result: object, meter: Meter) -> Answer:
     """What was paid is written down, unless the client that made the call did so; then the answer is made durable."""
     bill = meter.bill
     if bill:
@@ -84,18 +84,18 @@ def _saved(cache: Cache, request: Request, policy: Policy, result: Any, meter: M
     return answer
 
 
-def _priced(request: Request, result: Any) -> Answer:
+def _priced(request: Request, result: object) -> Answer:
     model = _model(request, result)
     document = result if isinstance(result, Mapping) else {}
     return Answer({"result": result}, model, tokens_of(document), cost_of(document, model))
 
 
-def _model(request: Request, result: Any) -> str:
+def _model(request: Request, result: object) -> str:
     model = result.get("model") if isinstance(result, Mapping) else None
     return model if request.model == "unknown" and isinstance(model, str) and model else request.model
 
 
-def storable(result: Any) -> Any:
+def storable(result: object) -> object:
     """What can be kept of a result: itself, or the plain data of a vendor's object."""
     if inspect.iscoroutine(result):
         result.close()
@@ -114,7 +114,7 @@ def storable(result: Any) -> Any:
     return result
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Messages and tools as plain data; objects of the vendors' SDKs say themselves what they are."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}

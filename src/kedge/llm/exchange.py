@@ -167,7 +167,7 @@ class Plain:
 Result = Hit | Streamed | Plain
 
 
-def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -> Generator[Step, Any, Result]:
+def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -> Generator[Step, object, Result]:
     """What to do about a request; the answer of a call that was paid is durable before it is handed out."""
     request = None if policy.mode == "off" else http_request(method, url, body)
     if request is None:
@@ -185,9 +185,9 @@ def once(
     cache: Cache,
     policy: Policy,
     request: Request,
-    call: Callable[[Flight], Generator[Step, Any, T]],
+    call: Callable[[Flight], Generator[Step, object, T]],
     older: Request | None = None,
-) -> Generator[Step, Any, Answer | T]:
+) -> Generator[Step, object, Answer | T]:
     """The answer that is saved for a request, else what `call` gives, made by one of all who ask the same just now.
 
     `older` is the same request as an older system knew it. A call that gives a stream ends the flight itself.
@@ -240,7 +240,7 @@ def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Gen
     return Plain()
 
 
-def turn(cache: Cache, policy: Policy, request: Request) -> Generator[Step, Any, Flight]:
+def turn(cache: Cache, policy: Policy, request: Request) -> Generator[Step, object, Flight]:
     """Wait until nobody else makes the same call."""
     who, wait_s = who_asks(), 0.002
     lock, is_cancelled = threading.Lock(), False
@@ -314,16 +314,16 @@ class Recorder:
             self._cache.drop(self._request, *self._payer)
         self._flight.forget()
 
-    def _answer(self, content: Any, document: Mapping[str, Any]) -> Answer:
+    def _answer(self, content: object, document: Mapping[str, object]) -> Answer:
         request = self._request
         cost = cost_of(document, request.model, request.where)
         return Answer(content, request.model, tokens_of(document), cost)
 
-    def _pay(self, document: Mapping[str, Any], *, is_whole: bool = True) -> None:
+    def _pay(self, document: Mapping[str, object], *, is_whole: bool = True) -> None:
         self._cache.pay(self._request, self._answer(None, document), is_whole=is_whole)
 
     def _keep(
-        self, headers: Mapping[str, str], content: bytes, document: Mapping[str, Any], *, is_sound: bool = False
+        self, headers: Mapping[str, str], content: bytes, document: Mapping[str, object], *, is_sound: bool = False
     ) -> None:
         try:
             body = content if is_sound else content.decode()
@@ -335,7 +335,7 @@ class Recorder:
         self._cache.keep(self._request, answer, is_paid=True, replace=self._policy.is_replacing)
 
 
-def _document(content: bytes) -> dict[str, Any] | None:
+def _document(content: bytes) -> dict[str, object] | None:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -343,7 +343,7 @@ def _document(content: bytes) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and "error" not in _true_names(document) else None
 
 
-def _is_lasting(document: Mapping[str, Any]) -> bool:
+def _is_lasting(document: Mapping[str, object]) -> bool:
     """Whether an answer is a whole one, and as good later: addresses of images end after an hour."""
     data = document.get("data")
     images = data if isinstance(data, list) else []
@@ -351,11 +351,11 @@ def _is_lasting(document: Mapping[str, Any]) -> bool:
     return document.get("status", "completed") in ("completed", "incomplete") and not has_addresses
 
 
-def _true_names(document: Mapping[str, Any]) -> set[str]:
+def _true_names(document: Mapping[str, object]) -> set[str]:
     return {name for name, value in document.items() if value}
 
 
-def _events(content: bytes) -> list[dict[str, Any]]:
+def _events(content: bytes) -> list[dict[str, object]]:
     events = []
     for line in content.splitlines():
         if line.startswith(b"data:"):
@@ -368,23 +368,23 @@ def _events(content: bytes) -> list[dict[str, Any]]:
     return events
 
 
-def _is_over(content: bytes, events: list[dict[str, Any]]) -> bool:
+def _is_over(content: bytes, events: list[dict[str, object]]) -> bool:
     """Whether the vendor said that nothing more comes. What a model says stands inside JSON, never as such a line."""
     return any(event.get("type") in _LAST_EVENTS or _is_finished(event) for event in events) or any(
         line.rstrip() in _LAST_LINES for line in content.splitlines()
     )
 
 
-def _is_finished(event: Mapping[str, Any]) -> bool:
+def _is_finished(event: Mapping[str, object]) -> bool:
     """Whether this is the last event of Gemini, which has no line of its own for the end."""
     candidates = event.get("candidates")
     return isinstance(candidates, list) and any(isinstance(c, dict) and c.get("finishReason") for c in candidates)
 
 
-def _merged(events: list[dict[str, Any]]) -> dict[str, Any]:
+def _merged(events: list[dict[str, object]]) -> dict[str, object]:
     """What the vendors' events say of model, usage and searches, at different places, some of it piece by piece."""
-    merged: dict[str, Any] = {}
-    usage: dict[str, Any] = {}
+    merged: dict[str, object] = {}
+    usage: dict[str, object] = {}
     for event in events:
         for inner in (event, event.get("message"), event.get("response")):
             if isinstance(inner, dict):

@@ -109,7 +109,7 @@ def http_request(method: str, url: str, body: bytes) -> Request | None:
 _write = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
 
 
-def canonical(value: Any) -> bytes:
+def canonical(value: object) -> bytes:
     """JSON text in the one form that equal values share: sorted names, no spaces, 1.0 written as 1."""
     try:
         return _write(_whole(value)).encode()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from genai_prices import Usage
@@ -38,7 +38,7 @@ class Tokens:
         return cls(*(_count(given, name) for name in ("input", "output", "cache_read", "cache_write")))
 
 
-def tokens_of(document: Mapping[str, Any]) -> Tokens | None:
+def tokens_of(document: Mapping[str, object]) -> Tokens | None:
     """The tokens that an answer names, in the forms of OpenAI (two), Anthropic and Gemini; None where it names none."""
     usage = document.get("usage")
     if isinstance(document.get("usageMetadata"), Mapping):  # Gemini
@@ -63,7 +63,7 @@ def tokens_of(document: Mapping[str, Any]) -> Tokens | None:
     return Tokens(_count(usage, "input_tokens") + read + written, output, read, written)
 
 
-def cost_of(document: Mapping[str, Any], model: str, url: str = "") -> Decimal | None:
+def cost_of(document: Mapping[str, object], model: str, url: str = "") -> Decimal | None:
     """Dollars for an answer: for its tokens, by kind and by how long they are cached, and for its searches.
 
     The model is the one that the answer names; where nobody knows its price, the one that was asked.
@@ -91,7 +91,7 @@ def price(model: str, tokens: Tokens, url: str = "") -> Decimal | None:
     return _calculated(model, usage, url)
 
 
-def _usage_of(document: Mapping[str, Any]) -> Usage | None:
+def _usage_of(document: Mapping[str, object]) -> Usage | None:
     """What is charged for, as genai-prices reads it from the answers of each vendor."""
     if tokens_of(document) is None:
         return None
@@ -112,7 +112,7 @@ def _usage_of(document: Mapping[str, Any]) -> Usage | None:
     return usage
 
 
-def _form_of(document: Mapping[str, Any]) -> tuple[str, str]:
+def _form_of(document: Mapping[str, object]) -> tuple[str, str]:
     """The vendor in whose form an answer is written, whoever gave it, and which of its forms."""
     usage = document.get("usage")
     if not isinstance(usage, Mapping):
@@ -162,6 +162,6 @@ def dollars(amount: Decimal) -> str:
     return f"${amount:.{max(2, places)}f}"
 
 
-def _count(given: Any, name: str) -> int:
+def _count(given: object, name: str) -> int:
     value = given.get(name) if isinstance(given, dict) else None
     return value if type(value) is int and value > 0 else 0

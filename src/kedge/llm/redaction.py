@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from kedge.pipeline.credentials import has_credentials, is_credential, plain_name
@@ -20,9 +19,9 @@ _SCHEMAS = ("parameters", "inputschema", "schema", "jsonschema")
 _TOOLS = ("tools", "mcp_servers")
 
 
-def redact(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def redact(body: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """The body as it may be stored, and what is hidden in it, by path."""
-    hidden: dict[str, Any] = {}
+    hidden: dict[str, object] = {}
     shown = {
         name: _member(name, value, f"/{name}", hidden, is_tool=name.lower() in _TOOLS) for name, value in body.items()
     }
@@ -46,7 +45,7 @@ def slow_hash(secrets: bytes) -> bytes:
     return hashlib.scrypt(secrets, salt=b"kedge llm credentials", n=1 << 14, r=8, p=1, dklen=32)
 
 
-def _member(name: str, value: Any, path: str, hidden: dict[str, Any], *, is_tool: bool) -> Any:
+def _member(name: str, value: object, path: str, hidden: dict[str, object], *, is_tool: bool) -> object:
     plain = plain_name(name)
     if value is None or isinstance(value, bool):
         return value
@@ -65,7 +64,7 @@ def _member(name: str, value: Any, path: str, hidden: dict[str, Any], *, is_tool
     return _inside(value, path, hidden, is_tool=is_tool)
 
 
-def _inside(value: Any, path: str, hidden: dict[str, Any], *, is_tool: bool) -> Any:
+def _inside(value: object, path: str, hidden: dict[str, object], *, is_tool: bool) -> object:
     if isinstance(value, list):
         return [_inside(inner, f"{path}/{n}", hidden, is_tool=is_tool) for n, inner in enumerate(value)]
     if isinstance(value, dict):
@@ -73,7 +72,7 @@ def _inside(value: Any, path: str, hidden: dict[str, Any], *, is_tool: bool) -> 
     return value
 
 
-def _blank(value: Any) -> Any:
+def _blank(value: object) -> object:
     """The names of a value without its content."""
     if isinstance(value, dict):
         return {name: _blank(inner) for name, inner in value.items()}

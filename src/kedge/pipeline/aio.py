@@ -7,15 +7,21 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from .approval import Approval
 from .attempt import await_within
 from .wait import WaitCall, parse_question, run_call, signal_call, sleep_call, wait_for_approval
 
 if TYPE_CHECKING:
+    from .keywords import MapKeywords
     from .queues import Handle
     from .run import Run
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class AsyncRun:
@@ -47,41 +53,63 @@ class AsyncRun:
         """As `Run.sleep`."""
         await self._run.wait_async(sleep_call(seconds, name, wait_s))
 
-    async def result(self, handle: Handle, *, wait_s: float | None = None) -> Any:
+    async def result(self, handle: Handle[R], *, wait_s: float | None = None) -> R:
         """As `Run.result`."""
         return await self._run.wait_async(run_call(handle, wait_s))
 
+    @overload
     async def map(
-        self, function: Callable[[Any], Any], items: Iterable[Any], *, timeout_s: float | None = None, **options: Any
+        self,
+        function: Callable[[T], Coroutine[object, object, R]],
+        items: Iterable[T],
+        **options: Unpack[MapKeywords[T]],
+    ) -> list[R]: ...
+    @overload
+    async def map(
+        self, function: Callable[[T], R], items: Iterable[T], **options: Unpack[MapKeywords[T]]
+    ) -> list[R]: ...
+    @overload
+    async def map(
+        self, function: Callable[[T], object], items: Iterable[T], *, on_error: str | float = "stop",
+        collect: bool = True, **options: Unpack[MapKeywords[T]],
+    ) -> Any: ...  # fmt: skip
+    async def map(
+        self,
+        function: Callable[[T], object],
+        items: Iterable[T],
+        *,
+        on_error: str | float = "stop",
+        collect: bool = True,
+        **options: Unpack[MapKeywords[T]],
     ) -> Any:
         """As `Run.map`. A coroutine function runs on this event loop, for `workers` items at a time.
 
         Its `timeout_s` cancels the coroutine of an item.
         """
-        calls = _Calls(function, timeout_s) if inspect.iscoroutinefunction(function) else None
+        calls = _Calls(function, options.pop("timeout_s", None)) if inspect.iscoroutinefunction(function) else None
         if calls is not None:
             options.setdefault("name", getattr(function, "__name__", "map"))
-            function, timeout_s = calls, None
+        map_all = partial(self._run.map, calls or function, items, on_error=on_error, collect=collect, **options)
         try:
-            return await _in_thread(lambda: self._run.map(function, items, timeout_s=timeout_s, **options))
+            return await _in_thread(map_all)
         finally:
             if calls is not None:
                 calls.cancel()
 
 
-class _Calls:
+class _Calls(Generic[T, R]):
     """A coroutine function as a function for worker threads: each waits for its coroutine on the loop."""
 
-    def __init__(self, function: Callable[[Any], Coroutine[Any, Any, Any]], timeout_s: float | None) -> None:
+    def __init__(self, function: Callable[[T], Coroutine[object, object, R]], timeout_s: float | None) -> None:
         self._function = function
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
-    def __call__(self, item: Any) -> Any:
+    def __call__(self, item: T) -> R:
         return asyncio.run_coroutine_threadsafe(self._call(item), self._loop).result()
 
-    async def _call(self, item: Any) -> Any:
+    async def _call(self, item: T) -> R:
         task = asyncio.current_task()
         assert task is not None  # nosec B101 # a coroutine runs in a task
         self._tasks.add(task)
@@ -95,26 +123,21 @@ class _Calls:
             task.cancel()
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
+async def _in_thread(call: Callable[[], T]) -> T:
     """A call that may take long in a thread of its own: asyncio's are few, and others wait for them."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    outcome: asyncio.Future[Any] = loop.create_future()
+    outcome: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: Any, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is None:
-            outcome.set_result(result)
-        else:
-            outcome.set_exception(error)
+    def tell(end: Callable[[], None]) -> None:
+        if not outcome.done():
+            end()
 
     def work() -> None:
-        result, error = None, None
         try:
-            result = context.run(call)
-        except BaseException as raised:  # noqa: BLE001 - raised where it is awaited
-            error = raised
-        loop.call_soon_threadsafe(tell, result, error)
+            end = partial(outcome.set_result, context.run(call))
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            end = partial(outcome.set_exception, error)
+        loop.call_soon_threadsafe(tell, end)
 
     threading.Thread(target=work, name="kedge-aio-map", daemon=True).start()
     return await outcome

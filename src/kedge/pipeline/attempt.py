@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from kedge.errors import StepTimeout, Validation, WorkerDied
 
+from .failure import Failure
 from .place import Carried
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
     from pebble import ProcessPool
+
+T = TypeVar("T")
 
 TIMEOUT_IN = ("process", "thread")
 
@@ -125,13 +128,13 @@ class Isolation:
 
     def call(
         self,
-        function: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
+        function: Callable[..., T],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         timeout_s: float,
         what: str,
         carried: Carried = Carried(),  # noqa: B008 - it is frozen
-    ) -> Any:
+    ) -> T:
         """The result of a function in a process of its own; `carried` says for whom it works."""
         from concurrent.futures.process import BrokenProcessPool
 
@@ -142,7 +145,7 @@ class Isolation:
 
         future = self.pool(1).schedule(call_for, args=(carried, function, args, kwargs), timeout=timeout_s)
         try:
-            result, failure = future.result()
+            outcome = future.result()
         except TimeoutError as error:
             raise timed_out(what, timeout_s) from error
         except ProcessExpired as error:
@@ -152,8 +155,9 @@ class Isolation:
             raise no_workers(what) from error
         finally:
             future.cancel()  # type: ignore[no-untyped-call]  # kills it when we leave early
-        if failure is not None:
-            raise failure.rebuild()
+        if isinstance(outcome, Failure):
+            raise outcome.rebuild()
+        result: T = outcome[0]
         return result
 
 
@@ -170,8 +174,10 @@ def no_workers(what: str) -> WorkerDied:
     )
 
 
-def call_in_thread(function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:
-    outcome: Future[Any] = Future()
+def call_in_thread(
+    function: Callable[..., T], args: tuple[object, ...], kwargs: Mapping[str, object], timeout_s: float, what: str
+) -> T:
+    outcome: Future[T] = Future()
     context = contextvars.copy_context()
 
     def work() -> None:
@@ -189,7 +195,7 @@ def call_in_thread(function: Callable[..., Any], args: Any, kwargs: Any, timeout
         raise timed_out(what, timeout_s) from error
 
 
-async def await_within(work: Awaitable[Any], timeout_s: float | None, what: str) -> Any:
+async def await_within(work: Awaitable[T], timeout_s: float | None, what: str) -> T:
     import asyncio
 
     scope = asyncio.timeout(timeout_s)

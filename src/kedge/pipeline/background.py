@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Generic, TypeVar
 
 from kedge.errors import Conflict, LeaseHeld, LeaseLost, NoSpace, StorageError, Unavailable, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Lease, RunStatus
 
 from .declaration import Pipeline, parse_pipeline
-from .entries import RECOVERY, call_of, drop_entry, inputs_of, queue_job, ready
+from .entries import RECOVERY, Arguments, call_of, drop_entry, inputs_of, queue_job, ready
 from .inbox import StoreLike, parse_run_key
 from .keys import digest_of
 from .origin import check_same_call, check_same_run
@@ -38,6 +38,8 @@ from .retry import Retry
 from .run import Run
 from .signals import Paused
 from .step import Call
+
+R = TypeVar("R")
 
 LEASE_S = 30.0
 _PRIORITY = 5
@@ -58,8 +60,13 @@ class Background:
 
 
 def start(
-    pipeline: Pipeline[..., Any], /, *args: Any, key: str | None = None, store: StoreLike | None = None, **kwargs: Any
-) -> Handle:
+    pipeline: Pipeline[..., R],
+    /,
+    *args: object,
+    key: str | None = None,
+    store: StoreLike | None = None,
+    **kwargs: object,
+) -> Handle[R]:
     """Begin the run `pipeline(*args, **kwargs)` in a thread of this process; durable when this returns.
 
     Inside a run it is a child: its default key is made of the parent's, and a parent that is resumed comes to the same
@@ -73,8 +80,8 @@ def start(
 
 
 def start_call(
-    pipeline: Pipeline[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Background
-) -> Handle:
+    pipeline: Pipeline[..., R], args: Sequence[object], kwargs: Mapping[str, object], options: Background
+) -> Handle[R]:
     """`start` for arguments whose names the options of `start` have, too."""
     parse_pipeline(pipeline).check_call(args, kwargs)
     call = call_of(pipeline.function, args, kwargs)
@@ -115,27 +122,27 @@ def _opened(given: StoreLike | None) -> CheckpointManager:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _Start(Generic[R]):
     """A run that is to be carried out in this process, if nobody else has it."""
 
     store: CheckpointManager
-    pipeline: Pipeline[..., Any]
+    pipeline: Pipeline[..., R]
     key: str
-    call: Mapping[str, Any]
+    call: Arguments
     parent: Run | None
 
     def _status(self) -> RunStatus | None:
         newest = newest_status(self.store, self.key)
         return None if newest is None else status_of(newest)
 
-    def handle(self) -> Handle:
+    def handle(self) -> Handle[R]:
         status = self._status()
         inputs = inputs_of(self.pipeline.name, self.call)
         for record in self.store.list(queue_job(RECOVERY), tags={"run": self.key}, limit=1):  # it has only begun
             check_same_call(self.key, record.metadata, inputs)
         if status is not None:
             check_same_run(self.store, self.key, inputs)
-        handle = partial(Handle, self.store, self.key, queue_job(RECOVERY), inputs=inputs)
+        handle = partial(Handle[R], self.store, self.key, queue_job(RECOVERY), inputs=inputs)
         if status is RunStatus.FAILED and self.parent is not None:
             # The parent may have handled that, and then it does not ask for the result again (`kept`).
             return handle(resume=self.begin)

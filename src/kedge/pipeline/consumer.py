@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
-from typing import Any
 
 from kedge.errors import Cancelled, Conflict, Denied, LeaseHeld, LeaseLost, NoSpace, NotFound, StorageError, Unavailable
 from kedge.manager import CheckpointManager
@@ -36,10 +35,12 @@ from .entries import (
     RECOVERY,
     RUNNING,
     Entry,
+    EntryFacts,
     after_key,
     drop_entry,
     drop_replaced,
     entries_of,
+    facts_of,
     queue_job,
     queue_of,
     ready,
@@ -77,7 +78,7 @@ class Worker:
         self,
         store: CheckpointManager,
         queues: Sequence[str],
-        pipelines: Mapping[str, Pipeline[..., Any]],
+        pipelines: Mapping[str, Pipeline[..., object]],
         *,
         concurrency: int = 1,
         lease_s: float = 10.0,
@@ -361,7 +362,7 @@ class Worker:
     def _run(self, job: str, entry: Entry, stored: Stored, right: Lease | Taking) -> None:
         lease, taking = (None, right) if isinstance(right, Taking) else (right, None)
         pipeline = self._pipelines[entry.pipeline]
-        call: Any = self._store.load_stored(stored)
+        call = self._store.load_stored(stored)
         run = Run(
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
             grace_s=self._grace_s, signals=False, progress=False, timeout_s=pipeline.timeout_s, lease=lease,
@@ -422,7 +423,7 @@ class Worker:
             old = self._store.get(entry.id)
         except NotFound:
             return  # the run has ended, though its worker was not answered
-        new: dict[str, Any] = {**old.metadata, "due_at": time.time() + wait_s, "attempts": attempts}
+        new: EntryFacts = {**facts_of(old), "due_at": time.time() + wait_s, "attempts": attempts}
         if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
             save_entry(self._store, job, new, call, after=entry.id, tags=active_tags(entry.group))
         drop_entry(self._store, entry.id)

@@ -9,14 +9,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from kedge.errors import Conflict, Validation, did_you_mean
 from kedge.manager import CheckpointManager
 from kedge.ports import Then
 
-from .entries import call_of, shown_call
+from .entries import Arguments, call_of, shown_call
 from .keys import arguments, digest_of
+from .keywords import RunKeywords
 from .owner import this_command
 from .place import here
 from .recovery import recoverable
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
 
@@ -41,12 +44,12 @@ def current_run() -> Run:
     return place.run
 
 
-class Pipeline(Generic[P, R]):
+class Pipeline(Generic[P, R_co]):
     """A function that is a run when it is called. Steps, stages and maps inside find it with `current_run()`."""
 
     def __init__(
         self,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         name: str | None,
         version: str | int | None,
         store: CheckpointManager | str | os.PathLike[str] | None,
@@ -61,7 +64,7 @@ class Pipeline(Generic[P, R]):
         self.recover = recover
         self.timeout_s = parse_timeout(timeout_s)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.at()(*args, **kwargs)
 
     def at(
@@ -69,8 +72,8 @@ class Pipeline(Generic[P, R]):
         key: str | None = None,
         *,
         store: CheckpointManager | str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> Callable[P, R]:
+        **options: Unpack[RunKeywords],
+    ) -> Callable[P, R_co]:
         """The function to call for a run under `key`, in `store`; options are those of `kedge.run`.
 
         Without a key it is made of the pipeline's name and its arguments: the same call again is the same run.
@@ -78,11 +81,11 @@ class Pipeline(Generic[P, R]):
 
         place = self.store if store is None else store
 
-        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Run]:
+        def enter(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Run]:
             name = self.key_of(*args, **kwargs) if key is None else key
             call = call_of(self.function, args, kwargs)
             origin = {**this_command(), "parameters": call["parameters"], "given": shown_call(call)}
-            chosen = {"timeout_s": self.timeout_s, **options}
+            chosen: RunKeywords = {"timeout_s": self.timeout_s, **options}
             make = functools.partial(Run, name, version=self.version, pipeline=self.name, origin=origin, **chosen)
             if not self.recover:
                 return make(store=place)
@@ -90,16 +93,16 @@ class Pipeline(Generic[P, R]):
 
         if inspect.iscoroutinefunction(self.function):
 
-            async def start(*args: Any, **kwargs: Any) -> Any:
-                with enter(args, kwargs) as run:
+            async def start(*args: P.args, **kwargs: P.kwargs) -> object:
+                with enter(*args, **kwargs) as run:
                     result = await self.function(*args, **kwargs)  # type: ignore[misc]
                     run.note_result(result)
                     return result
 
             return start  # type: ignore[return-value]
 
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with enter(args, kwargs) as run:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R_co:
+            with enter(*args, **kwargs) as run:
                 result = self.function(*args, **kwargs)
                 run.note_result(result)
                 return result
@@ -109,26 +112,27 @@ class Pipeline(Generic[P, R]):
     def carry_out(
         self,
         run: Run,
-        call: Mapping[str, Any],
+        call: Arguments,
         begun: Callable[[], None] = lambda: None,
         then: Then | None = None,
     ) -> None:
         """Call the function in `run`, and keep what it returns with the run; `then` is that of `Run.end`."""
-        if inspect.iscoroutinefunction(self.function):
+        function: Callable[..., object] = self.function
+        if inspect.iscoroutinefunction(function):
             import asyncio  # start time: most pipelines need none
 
             async def main() -> None:
                 async with run:
                     begun()
-                    run.end(await self.function(*call["args"], **call["kwargs"]), then)  # type: ignore[misc]
+                    run.end(await function(*call["args"], **call["kwargs"]), then)
 
             asyncio.run(main())
             return
         with run:
             begun()
-            run.end(self.function(*call["args"], **call["kwargs"]), then)
+            run.end(function(*call["args"], **call["kwargs"]), then)
 
-    def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def check_call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Raise Validation for arguments with which it can never be called: before there is a run, which would fail."""
         signature = inspect.signature(self.function)
         self._check_names(signature, kwargs)
@@ -137,7 +141,7 @@ class Pipeline(Generic[P, R]):
         except TypeError as error:
             raise Validation(f"pipeline {self.name}: {error}", hint=f"it takes {signature}") from None
 
-    def _check_names(self, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> None:
+    def _check_names(self, signature: inspect.Signature, kwargs: Mapping[str, object]) -> None:
         """A misspelt name is said to be one, and not that the right one is missing."""
         parameters = signature.parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -149,7 +153,7 @@ class Pipeline(Generic[P, R]):
                     f"pipeline {self.name}: it has no argument {name}", hint=near or f"it takes {signature}"
                 )
 
-    def check_options(self, args: Sequence[Any], options: object) -> None:
+    def check_options(self, args: Sequence[object], options: object) -> None:
         """Raise Validation for an option that the pipeline has a parameter of the same name for: whose is it?"""
         free = list(inspect.signature(self.function).parameters)[len(args) :]
         for option in fields(options):  # type: ignore[arg-type] # a dataclass
@@ -160,15 +164,19 @@ class Pipeline(Generic[P, R]):
                     "Queue.submit_call, kedge.pipeline.schedule_call",
                 )
 
-    def key_of(self, *args: Any, **kwargs: Any) -> str:
+    def key_of(self, *args: object, **kwargs: object) -> str:
         """The key of the run that a call with these arguments is."""
         base = _NOT_IN_NAMES.sub("-", self.name)[:80].strip("-._@+") or "pipeline"
         given = arguments(self.function, args, kwargs)
         return f"{base}-{digest_of(given, f'pipeline {self.name}').hex()[:12]}" if given else base
 
 
-def parse_pipeline(value: object) -> Pipeline[..., Any]:
-    if not isinstance(value, Pipeline):
+def _is_pipeline(value: object) -> bool:
+    return isinstance(value, Pipeline)
+
+
+def parse_pipeline(value: Pipeline[P, R]) -> Pipeline[P, R]:
+    if not _is_pipeline(value):
         name = getattr(value, "__name__", repr(value))
         raise Validation(f"{name:.100} is not a pipeline", hint="decorate the function with @kedge.pipeline")
     return value
@@ -186,7 +194,7 @@ def pipeline(
     timeout_s: float | None = None,
 ) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
 def pipeline(
-    function: Callable[..., Any] | None = None,
+    function: Callable[P, R] | None = None,
     /,
     *,
     name: str | None = None,
@@ -194,7 +202,7 @@ def pipeline(
     store: CheckpointManager | str | os.PathLike[str] | None = None,
     recover: bool = False,
     timeout_s: float | None = None,
-) -> Any:
+) -> Pipeline[P, R] | Callable[[Callable[P, R]], Pipeline[P, R]]:
     """Make a function a pipeline: each call is a durable run, resumed when the same call is made again.
 
     `timeout_s` limits each run as that of `kedge.run` does, also those of queues, schedules and `kedge.start`.
@@ -203,7 +211,7 @@ def pipeline(
     be something a state can hold.
     """
 
-    def decorate(inner: Callable[..., Any]) -> Pipeline[..., Any]:
+    def decorate(inner: Callable[P, R]) -> Pipeline[P, R]:
         return Pipeline(inner, name, version, store, recover, timeout_s)
 
     return decorate if function is None else decorate(function)
@@ -222,7 +230,7 @@ def step(
     cache: bool | Literal["llm"] = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def step(
-    function: Callable[..., Any] | None = None,
+    function: Callable[P, R] | None = None,
     /,
     *,
     name: str | None = None,
@@ -231,7 +239,7 @@ def step(
     timeout_in: str = "process",
     version: str | int | None = None,
     cache: bool | Literal["llm"] = True,
-) -> Any:
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function a step of whatever run it is called in; outside a run it is an ordinary function.
 
     `name` may use the arguments, "fetch {url}", so that calls in a loop have paths of their own. With cache=False it
@@ -252,33 +260,34 @@ class _Step:
     options: Options
     cache: bool | Literal["llm"]
 
-    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call_of(sent: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def decorate(self, function: Callable[P, R]) -> Callable[P, R]:
+        def call_of(sent: Callable[..., T], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call[T]:
             share = functools.partial(_share, sent, self.options) if self.cache == "llm" else None
             return Call(sent, args, kwargs, self.options, is_saved=bool(self.cache), share=share)
 
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            async def wrapper(*args: P.args, **kwargs: P.kwargs) -> object:
                 if (place := here()) is None:
                     return await function(*args, **kwargs)
                 return await place.run.call(self._title(function, args, kwargs), call_of(function, args, kwargs))
 
-            return wrapper
+            return wrapper  # type: ignore[return-value] # R is its coroutine
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if (place := here()) is None:
                 return function(*args, **kwargs)
             # A process finds a function under its name, which the decorated one bears.
             is_sent = self.options.timeout_s is not None and self.options.timeout_in == "process"
             title = self._title(function, args, kwargs)
-            return place.run.call(title, call_of(call if is_sent else function, args, kwargs))
+            sent: Callable[P, R] = call if is_sent else function
+            return place.run.call(title, call_of(sent, args, kwargs))
 
         return call
 
-    def _title(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    def _title(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
         if self.name is None or "{" not in self.name:
             return self.name or function.__name__
         bound = inspect.signature(function).bind(*args, **kwargs)
@@ -286,7 +295,7 @@ class _Step:
         return self.name.format(**bound.arguments)
 
 
-def _share(function: Callable[..., Any], options: Options, inputs: Mapping[str, bytes]) -> Shared:
+def _share(function: Callable[..., object], options: Options, inputs: Mapping[str, bytes]) -> Shared:
     from kedge.llm.calls import Shared, step_request  # optional: only steps with cache="llm"
     from kedge.llm.exchange import Policy
 

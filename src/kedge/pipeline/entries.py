@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from kedge.errors import InvalidName, NotFound, did_you_mean
 from kedge.manager import CheckpointManager
@@ -37,6 +37,50 @@ _RESERVED = ("schedules", "limits", "rate", "workers")  # what Kedge keeps besid
 _MOST_NAMES = 100  # of queues, among which one of a similar name is looked for
 _MOST_CHARACTERS = 112  # of a name: so much that the names of all jobs beside it are valid
 _FIELDS = {"run": str, "pipeline": str, "priority": int, "due_at": float, "attempts": int, "retries": int}
+
+
+class Arguments(TypedDict):
+    """What a pipeline is called with: the state of an entry."""
+
+    args: list[object]
+    kwargs: dict[str, object]
+    names: list[str]  # of args
+    parameters: list[str] | None  # of the pipeline; None: any
+
+
+class ScheduleFacts(TypedDict):
+    """When a schedule is due, in the metadata of its entry."""
+
+    name: str
+    queue: str
+    cron: str
+    every_s: float
+    zone: str
+    catch_up: str
+    jitter_s: float
+    retries: int
+    takes_moment: bool
+
+
+class EntryFacts(TypedDict):
+    """The metadata of an entry."""
+
+    run: str
+    pipeline: str
+    inputs: str
+    priority: int
+    due_at: float
+    attempts: int
+    retries: int
+    group: str
+    trace: NotRequired[Mapping[str, str]]
+    schedule: NotRequired[ScheduleFacts]
+    sessions: NotRequired[int]
+
+
+def facts_of(record: Checkpoint) -> EntryFacts:
+    """What `new_entry` wrote."""
+    return cast(EntryFacts, record.metadata)
 
 
 def ready(priority: int) -> str:
@@ -110,7 +154,7 @@ class Entry:
     @classmethod
     def of(cls, record: Checkpoint) -> Entry | None:
         """None for a record that is no entry: anybody who may save can write one, and it disturbs nobody."""
-        about: Any = record.metadata
+        about: Mapping[str, Any] = record.metadata
         tags = record.tags
         takeovers = tags.get("takeovers", "0")
         if about.get("kind") != "entry" or not takeovers.isdecimal():
@@ -154,16 +198,18 @@ def new_entry(
     due_at: float = 0.0,
     retries: int = 0,
     group: str = "",
-) -> dict[str, Any]:
+) -> EntryFacts:
     """The metadata of an entry; `inputs` is the digest of what the pipeline is called with."""
-    trace = trace_here()
-    return {
+    facts: EntryFacts = {
         "run": run, "pipeline": pipeline, "inputs": inputs, "priority": priority, "due_at": due_at, "attempts": 0,
-        "retries": retries, "group": group, **({"trace": trace} if trace else {}),
+        "retries": retries, "group": group,
     }  # fmt: skip
+    if trace := trace_here():
+        facts["trace"] = trace
+    return facts
 
 
-def call_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def call_of(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Arguments:
     """What an entry calls its pipeline with; forks change arguments by their names."""
     return {
         "args": list(args), "kwargs": dict(kwargs), "names": list(arguments(function, tuple(args), {})),
@@ -171,7 +217,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     }  # fmt: skip
 
 
-def shown_call(call: Mapping[str, Any]) -> dict[str, str]:
+def shown_call(call: Arguments) -> dict[str, str]:
     """The arguments of a call in a few words, for people, without credentials."""
     names = call.get("names", ())
     positional = {(names[n] if n < len(names) else f"argument {n + 1}"): value for n, value in enumerate(call["args"])}
@@ -179,7 +225,7 @@ def shown_call(call: Mapping[str, Any]) -> dict[str, str]:
     return previews(named) if named else {}
 
 
-def inputs_of(pipeline: str, call: Mapping[str, Any]) -> str:
+def inputs_of(pipeline: str, call: Arguments) -> str:
     """The digest of what a pipeline is called with: a key stands for one call."""
     return digest_of([pipeline, call["args"], call["kwargs"]], f"pipeline {pipeline}").hex()
 
@@ -187,7 +233,7 @@ def inputs_of(pipeline: str, call: Mapping[str, Any]) -> str:
 def save_entry(
     store: CheckpointManager,
     job: str,
-    entry: Mapping[str, Any],
+    entry: EntryFacts,
     call: object,
     *,
     after: str = "",

@@ -175,7 +175,7 @@ def _is_plain(value: object) -> bool:
     return not encoded.buffers and len(encoded.tree) <= MAX_VALUE_BYTES
 
 
-def _text(show: Callable[[Any], str], value: object) -> str:
+def _text(show: Callable[[object], str], value: object) -> str:
     try:
         return show(value)[:MAX_TRACEBACK_CHARACTERS].encode("utf-8", "replace").decode()
     except Exception as error:  # noqa: BLE001 - whatever the code of others does when it is asked for text
@@ -207,7 +207,7 @@ class ItemError:
         exception = None if failure is None else Failure.from_state(failure).rebuild()
         return cls(state["key"], state["error"], state["traceback"], state["attempts"], exception)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Between processes the exception travels as data, too: many cannot be unpickled."""
         return (ItemError.from_state, (self.state(),))
 

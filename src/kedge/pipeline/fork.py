@@ -23,7 +23,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, Lease, RunStatus
 from kedge.store.request import Request, branch_listed, request_again
 
-from .entries import RECOVERY, inputs_of, queue_job, save_entry, shown_call
+from .entries import RECOVERY, Arguments, EntryFacts, inputs_of, queue_job, save_entry, shown_call
 from .history import RunSummary, find_run, find_runs, steps_of
 from .inbox import parse_run_key
 from .kept import kept_failures
@@ -144,7 +144,7 @@ def forked_command(argv: Sequence[str], key: str, new_key: str, arguments: Mappi
 
 def fork(store: CheckpointManager, plan: ForkPlan) -> None:
     """Make the run that `plan` says. Its workers carry it out at once; a program is for the caller to start."""
-    entry, call = _submission(store, plan)
+    submission = _submission(store, plan) if plan.queue else None
     with take_lease(store, plan.fork, _LEASE_S) as lease:
         newest, job = newest_status(store, plan.fork), store.store.job(plan.fork)
         if job is not None and job.checkpoints and fork_of(store, plan.fork) is None:
@@ -155,10 +155,11 @@ def fork(store: CheckpointManager, plan: ForkPlan) -> None:
                 changes = {"job": plan.fork, "is_pinned": False, "idempotency_key": step_key, "lease": lease}
                 describe = partial(_described, changes)
                 branch_listed(store.store, record.id, None, describe, actor=store.actor)  # what is gone runs again
-            _record(store, plan, lease, {"entry": entry, "call": call} if plan.queue else _program(store, plan))
+            _record(store, plan, lease, submission)
     has_begun = newest is not None and "forked_from" not in newest.metadata
-    if plan.queue and not has_begun and not store.list(queue_job(plan.queue), tags={"run": plan.fork}, limit=1):
-        save_entry(store, queue_job(plan.queue), entry, call)
+    if submission is None or has_begun or store.list(queue_job(plan.queue), tags={"run": plan.fork}, limit=1):
+        return
+    save_entry(store, queue_job(plan.queue), *submission)
 
 
 def _described(changes: Mapping[str, Any], source: Checkpoint, parent: CheckpointId | None) -> Request:
@@ -195,10 +196,8 @@ def _finished(store: CheckpointManager, plan: ForkPlan) -> Iterator[tuple[Checkp
                 yield record, keys.get(record.id, f"fork:{record.id}")
 
 
-def _submission(store: CheckpointManager, plan: ForkPlan) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(entry, call) of the fork; of one that no worker carries out, nothing."""
-    if not plan.queue:
-        return {}, {}
+def _submission(store: CheckpointManager, plan: ForkPlan) -> tuple[EntryFacts, Arguments]:
+    """(entry, call) of the fork."""
     entry, call = entry_of_run(store, plan.run)
     args, kwargs, names = list(call["args"]), dict(call["kwargs"]), call.get("names", [])
     for name, value in plan.arguments.items():
@@ -206,13 +205,15 @@ def _submission(store: CheckpointManager, plan: ForkPlan) -> tuple[dict[str, Any
             args[names.index(name)] = value
         else:
             kwargs[name] = value
-    changed = {**call, "args": args, "kwargs": kwargs}
+    changed: Arguments = {**call, "args": args, "kwargs": kwargs}
     inputs = inputs_of(entry["pipeline"], changed)
-    fresh = {"run": plan.fork, "inputs": inputs, "due_at": 0.0, "attempts": 0, "sessions": 0, "group": ""}
-    return {**entry, **fresh}, changed
+    forked: EntryFacts = {
+        **entry, "run": plan.fork, "inputs": inputs, "due_at": 0.0, "attempts": 0, "sessions": 0, "group": "",
+    }  # fmt: skip
+    return forked, changed
 
 
-def _program(store: CheckpointManager, plan: ForkPlan) -> dict[str, Any]:
+def _program(store: CheckpointManager, plan: ForkPlan) -> dict[str, object]:
     program = program_of(store, plan.run)
     if program is None or not plan.command:
         return {}
@@ -220,12 +221,15 @@ def _program(store: CheckpointManager, plan: ForkPlan) -> dict[str, Any]:
     return {"command": command, "parameters": parameters_of_run(store, plan.run)}
 
 
-def _record(store: CheckpointManager, plan: ForkPlan, lease: Lease, origin: Mapping[str, Any]) -> None:
+def _record(store: CheckpointManager, plan: ForkPlan, lease: Lease, submission: tuple[EntryFacts, Arguments] | None) -> None:
     source = find_run(store, plan.run)
     metadata: dict[str, object] = {
         "session": source.sessions, "began_at": time.time(), "version": source.version, "pipeline": source.pipeline,
         "forked_from": plan.run, "queue": source.queue,
     }  # fmt: skip
-    if "entry" in origin:
-        metadata |= {"has_entry": True, "given": shown_call(origin["call"])}
-    save_status(store, lease, RunStatus.PAUSED, dict(origin), metadata)
+    if submission is None:
+        origin = _program(store, plan)
+    else:
+        origin = {"entry": submission[0], "call": submission[1]}
+        metadata |= {"has_entry": True, "given": shown_call(submission[1])}
+    save_status(store, lease, RunStatus.PAUSED, origin, metadata)

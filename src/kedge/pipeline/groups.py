@@ -22,7 +22,7 @@ from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
-from .entries import HELD, drop_entry, save_entry
+from .entries import HELD, drop_entry, facts_of, save_entry
 
 _LANE = "lane"
 
@@ -63,7 +63,7 @@ def _groups(records: Iterable[Checkpoint]) -> Iterable[str]:
 
 def _activate(store: CheckpointManager, held: Checkpoint, group: str) -> None:
     try:
-        save_entry(store, held.job, held.metadata, store.load(held.id), after=held.id, tags=active_tags(group))
+        save_entry(store, held.job, facts_of(held), store.load(held.id), after=held.id, tags=active_tags(group))
     except NotFound:
         return  # somebody else did this
     drop_entry(store, held.id)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypedDict
 
 from blake3 import blake3
 
@@ -83,6 +83,13 @@ class Inbox:
                 yield message
 
 
+class Taken(TypedDict):
+    """A message that a run has taken, as it is saved."""
+
+    value: Any
+    message: int  # its number
+
+
 class SignalMessages:
     """The messages that were sent to a run as signals: each is given to one `run.signal`, in the order of sending."""
 
@@ -94,8 +101,8 @@ class SignalMessages:
         self._unread: dict[str, deque[Checkpoint]] = {}
         self._seen: dict[str, int] = {}
 
-    def take(self, name: str) -> dict[str, Any] | None:
-        """The next message under a name, as it is saved, {"value": …, "message": its number}; None: there is none."""
+    def take(self, name: str) -> Taken | None:
+        """The next message under a name; None: there is none."""
         with self._lock:
             if name not in self._given:
                 given = self._store.list(self._key, tags={"signal": signal_tag(name)})
@@ -107,7 +114,7 @@ class SignalMessages:
                 return None
             message = unread.popleft()
             self._given[name].add(message.seq)
-        state: Any = self._store.load(message.id)
+        state = self._store.load(message.id)
         return {"value": state["value"], "message": message.seq}
 
     def _next_page(self, name: str) -> list[Checkpoint]:

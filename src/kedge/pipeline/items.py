@@ -190,7 +190,7 @@ def _done_in(store: CheckpointManager, record: Checkpoint) -> Sequence[bytes]:
 def failures_in(store: CheckpointManager, record: Checkpoint) -> list[FailedItem]:
     """The failures one record tells; of one that is damaged, that it is."""
     try:
-        state: Any = store.load(record.id, only="failed/*")
+        state = store.load(record.id, only="failed/*")
     except Corrupted as error:
         return [FailedItem(f"record {record.id}", error.message, "", 0, record.id)]
     failures = state.get("failed", []) if isinstance(state, dict) else []

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
@@ -65,7 +64,7 @@ class KeptFailures:
         if failure is None:
             return None
         if isinstance(failure, Checkpoint):
-            state: Any = self._store.load(failure.id)
+            state = self._store.load(failure.id)
             error = Failure.from_state(state).rebuild()
             error.add_note(f"It failed in session {failure.metadata.get('session')} of the run; the failure is kept.")
         else:
@@ -148,7 +147,7 @@ def asked_again(store: CheckpointManager, run: str, since: datetime | None = Non
     asked: dict[str, int] = {}
     for message in store.list(run + INBOX_SUFFIX, metadata={"kind": RETRY}):
         if since is None or message.created_at >= since:
-            state: Any = store.load(message.id)
+            state = store.load(message.id)
             asked.update(state["value"])
     return asked
 
@@ -156,7 +155,7 @@ def asked_again(store: CheckpointManager, run: str, since: datetime | None = Non
 def _released_in(store: CheckpointManager, status: Checkpoint) -> set[str]:
     if not status.metadata.get("released"):
         return set()
-    state: Any = store.load(status.id)
+    state = store.load(status.id)
     return set(state["released"]) if isinstance(state, Mapping) else set()
 
 

@@ -65,7 +65,7 @@ def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     return named | {name: kwargs[name] for name in sorted(kwargs)}
 
 
-def parameters_of(function: Callable[..., Any]) -> list[str] | None:
+def parameters_of(function: Callable[..., object]) -> list[str] | None:
     """The names of a function's parameters; None for one that takes any."""
     parameters = inspect.signature(function).parameters
     is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -110,7 +110,7 @@ def previews(value: object) -> dict[str, str]:
     return shown | ({"…": f"{len(value):,} in all"} if len(value) > _PREVIEW_NAMES else {})
 
 
-def _positional(function: Callable[..., Any]) -> Iterator[str]:
+def _positional(function: Callable[..., object]) -> Iterator[str]:
     bound = getattr(function, "__func__", function)
     code = getattr(getattr(bound, "__wrapped__", bound), "__code__", None)
     if code is None:

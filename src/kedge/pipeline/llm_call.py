@@ -28,7 +28,7 @@ def llm_call(
     mode: str,
     ttl_s: float | None,
     budget: Budget | None,
-) -> Call:
+) -> Call[object]:
     messages = body["messages"]
     if isinstance(messages, str | bytes | Mapping):
         raise Validation(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Generic, TypeVar
 
 from blake3 import blake3
 
@@ -108,7 +108,11 @@ def _parse_on_error(on_error: str | float) -> tuple[float, bool]:
     )
 
 
-class Results:
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Results(Generic[R]):
     """The results of a map, read from the store as they are asked for: in the order in which they were saved."""
 
     def __init__(self, store: CheckpointManager, job: str, tag: str, digests: DigestSet) -> None:
@@ -120,18 +124,18 @@ class Results:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[R]:
         after = 0
         while page := self._store.list(self._job, tags={"map": self._tag}, after=after, limit=PAGE):
             after = page[-1].seq
             for record in page:
-                batch: Any = self._store.load(record.id)
+                batch = self._store.load(record.id)
                 for digest, result in zip(split(batch["keys"]), batch["results"], strict=True):
                     if digest in self._digests:
                         yield result
 
 
-class Map:
+class Map(Generic[T, R]):
     """One map under way."""
 
     def __init__(
@@ -139,8 +143,8 @@ class Map:
         session: Session,
         place: Place,
         version: str,
-        function: Callable[[Any], Any],
-        key: Callable[[Any], object] | None,
+        function: Callable[[T], R],
+        key: Callable[[T], object] | None,
         options: MapOptions,
     ) -> None:
         self._session = session
@@ -166,11 +170,11 @@ class Map:
             wants_results=options.collect and not isinstance(options.executor, RemoteExecutor),
         )
         self._done = DigestSet()  # durable, in this session or before
-        self._earlier: dict[bytes, Any] = {}  # results of earlier sessions, when they are asked for
+        self._earlier: dict[bytes, R] = {}  # results of earlier sessions, when they are asked for
         self._read_to = 0
         self._seen = DigestSet()
         self._repeats: Counter[bytes] = Counter()
-        self._results: dict[int, Any] = {}  # by number, in the order in which they came
+        self._results: dict[int, R | ItemError] = {}  # by number, in the order in which they came
         self._taken = 0
         self._reused = 0
         self._executed = 0
@@ -185,7 +189,7 @@ class Map:
         self._pending: dict[Future[Outcome], list[Item]] = {}
         self._unread: dict[bytes, int] = {}  # done elsewhere: results that are in the store only
 
-    def run(self, items: Iterable[Any]) -> Any:
+    def run(self, items: Iterable[T]) -> list[R | ItemError] | Results[R]:
         self._catch_up(with_results=self._options.collect)
         if self._options.executor == "process":
             check_picklable(self._spec, f"map {show(self._spec.path)}", "its items are worked on in other processes")
@@ -220,7 +224,7 @@ class Map:
 
     # Work
 
-    def _drive(self, items: Iterator[Any], workers: Workers) -> None:
+    def _drive(self, items: Iterator[T], workers: Workers) -> None:
         """Keep the workers busy until nothing is left, or too much has failed."""
         pending = self._pending
         source = self._new_items(items)
@@ -262,7 +266,7 @@ class Map:
                 break
         return chunk
 
-    def _new_items(self, items: Iterator[Any]) -> Iterator[Item]:
+    def _new_items(self, items: Iterator[T]) -> Iterator[Item]:
         """The items that are not done yet; those that are go straight to the results."""
         done, collects = self._done, self._options.collect
         for value in items:
@@ -288,7 +292,7 @@ class Map:
         chosen = session.chosen_items.get(path, ())
         return {key: item for key, item in failed.items() if key not in chosen}
 
-    def _identify(self, value: Any) -> tuple[bytes, str]:
+    def _identify(self, value: T) -> tuple[bytes, str]:
         """What an item is known by: its key, or its content and how often it came before. "" is no name of its own."""
         if self._key is not None:
             key = self._key(value)
@@ -386,7 +390,7 @@ class Map:
         error.add_note(f"It failed in {where}{more}.")
         raise error
 
-    def _answer(self) -> Any:
+    def _answer(self) -> list[R | ItemError] | Results[R]:
         if not self._options.collect:
             return Results(self._session.store, self._spec.lease.job, self._spec.tag, self._seen)
         if not self._options.is_ordered:
@@ -394,7 +398,7 @@ class Map:
         return [self._results.pop(number) for number in range(self._taken)]
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)

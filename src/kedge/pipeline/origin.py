@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from kedge.errors import Conflict, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, RunStatus
 
-from .entries import RECOVERY, Entry, queue_job
+from .entries import RECOVERY, Arguments, Entry, EntryFacts, queue_job
 from .history import check_resumable, find_run
 from .outcome import what_follows
 from .owner import newest_status, status_of
+
+
+class Command(TypedDict):
+    """A program."""
+
+    argv: list[str]
+    cwd: str
+
+
+class StartFacts(TypedDict, total=False):
+    """What the state of a run's record says of how it was started."""
+
+    command: Command
+    parameters: list[str] | None  # of its pipeline; None: any
 
 
 def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
@@ -41,22 +55,22 @@ def parameters_of_run(store: CheckpointManager, key: str) -> list[str] | None:
     return names if isinstance(names, list) else None
 
 
-def _start_of(store: CheckpointManager, key: str) -> dict[str, Any]:
+def _start_of(store: CheckpointManager, key: str) -> StartFacts:
     """What the newest record says that tells how the run's program was started."""
     for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
-        state: Any = store.load(record.id)
+        state = store.load(record.id)
         command = state.get("command") if isinstance(state, dict) else None
         if isinstance(command, dict):
             argv, cwd = command.get("argv"), command.get("cwd")
-            if isinstance(argv, list) and argv and all(isinstance(word, str) for word in [*argv, cwd]):
-                return dict(state)
+            if isinstance(argv, list) and argv and isinstance(cwd, str) and all(isinstance(w, str) for w in argv):
+                return StartFacts(command=Command(argv=argv, cwd=cwd), parameters=state.get("parameters"))
     return {}
 
 
-def entry_of_run(store: CheckpointManager, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def entry_of_run(store: CheckpointManager, key: str) -> tuple[EntryFacts, Arguments]:
     """(entry, call) with which a worker began a run."""
     for record in store.list(key, tags={"kind": "run"}, metadata={"has_entry": True}, limit=1):
-        state: Any = store.load(record.id)
+        state = store.load(record.id)
         return state["entry"], state["call"]
     raise NotFound(f"run {key} does not say what it was called with", hint="submit it again, under another key")
 
@@ -64,7 +78,7 @@ def entry_of_run(store: CheckpointManager, key: str) -> tuple[dict[str, Any], di
 def check_same_run(store: CheckpointManager, key: str, inputs: str) -> None:
     """Raise Conflict if a run was submitted or started with other arguments, also one that has ended."""
     for record in store.list(key, tags={"kind": "run"}, metadata={"has_entry": True}, limit=1):
-        state: Any = store.load(record.id, only="entry")
+        state = store.load(record.id, only="entry")
         check_same_call(key, state["entry"], inputs)
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ormsgpack
 from blake3 import blake3
@@ -98,7 +98,7 @@ class Attempted:
 
     __slots__ = ("_place", "_span", "_tokens", "_work")
 
-    def __init__(self, place: Place, work: Work, span: AbstractContextManager[Any]) -> None:
+    def __init__(self, place: Place, work: Work, span: AbstractContextManager[object]) -> None:
         self._place = place
         self._work = work
         self._span = span

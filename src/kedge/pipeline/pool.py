@@ -27,7 +27,9 @@ _PIPE_HOLDS = 1000  # messages at most
 class Pool(ProcessPool):
     """As pebble's, but for the manager of its processes."""
 
-    def __init__(self, workers: int, context: BaseContext, initializer: Callable[..., None], *arguments: Any) -> None:
+    def __init__(
+        self, workers: int, context: BaseContext, initializer: Callable[..., None], *arguments: object
+    ) -> None:
         super().__init__(workers, initializer=initializer, initargs=arguments, context=context)
         self._pool_manager = _Manager(self._context, context)
 
@@ -54,7 +56,7 @@ class _Manager(PoolManager):
         if is_there:
             self._receive()
 
-    def handle_worker_expiration(self, expiration: tuple[Any, ...]) -> None:
+    def handle_worker_expiration(self, expiration: tuple[object, ...]) -> None:
         with suppress(OSError):  # closed: the pool comes to its end
             for _ in range(_PIPE_HOLDS):
                 if not self._is_message_there(0):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from kedge.errors import Cancelled, Conflict, NotFound, QueueFull, StepTimeout, Validation
 from kedge.manager import CheckpointManager
@@ -22,6 +22,7 @@ from .entries import (
     HELD,
     PRIORITIES,
     Entry,
+    EntryFacts,
     call_of,
     entries_of,
     inputs_of,
@@ -39,6 +40,9 @@ from .origin import check_same_call, check_same_run, entry_of_run
 from .owner import newest_status
 from .retry import parse_count
 from .wait import parse_seconds
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 LOOK_EVERY_S = 0.1
 
@@ -80,17 +84,17 @@ class Queue:
 
     def submit(
         self,
-        pipeline: Pipeline[..., Any],
+        pipeline: Pipeline[..., R],
         /,
-        *args: Any,
+        *args: object,
         key: str | None = None,
         priority: int = 5,
         delay_s: float = 0.0,
         deduplicate: bool = True,
         retries: int = 0,
         group: str = "",
-        **kwargs: Any,
-    ) -> Handle:
+        **kwargs: object,
+    ) -> Handle[R]:
         """Have a worker call `pipeline(*args, **kwargs)`; durable when this returns.
 
         The run's key is `key`, else made of the pipeline and its arguments, so that the same call is the same run, and
@@ -105,11 +109,11 @@ class Queue:
 
     def submit_call(
         self,
-        pipeline: Pipeline[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        pipeline: Pipeline[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         submission: Submission = _AS_USUAL,
-    ) -> Handle:
+    ) -> Handle[R]:
         """`submit` for arguments whose names the options of `submit` have, too."""
         parse_pipeline(pipeline).check_call(args, kwargs or {})
         call = call_of(pipeline.function, args, kwargs or {})
@@ -118,7 +122,7 @@ class Queue:
         name = parse_run_key(name if deduplicate else f"{name}-{os.urandom(6).hex()}")
         inputs = inputs_of(pipeline.name, call)
         is_own = submission.key is not None and deduplicate  # else the key is made of them
-        handle = Handle(self.store, name, self._job, inputs=inputs if is_own else "")
+        handle = Handle[R](self.store, name, self._job, inputs=inputs if is_own else "")
         due_at = time.time() + submission.delay_s if submission.delay_s else 0.0
         priority, retries, group = submission.priority, submission.retries, submission.group
         entry = new_entry(name, pipeline.name, inputs, priority=priority, due_at=due_at, retries=retries, group=group)
@@ -137,7 +141,7 @@ class Queue:
             self._put(entry, call)
         return handle
 
-    def _put(self, entry: Mapping[str, Any], call: object, provided: Provided | None = None) -> None:
+    def _put(self, entry: EntryFacts, call: object, provided: Provided | None = None) -> None:
         if group := entry["group"]:
             save_entry(self.store, self._job, entry, call, tags=held_tags(group), state=HELD, provided=provided)
             advance(self.store, self._job, group, self._limits.current().group_concurrency)
@@ -168,7 +172,7 @@ class Queue:
     def limits(self) -> Limits:
         return self._limits.current()
 
-    def handle(self, key: str) -> Handle:
+    def handle(self, key: str) -> Handle[Any]:
         """Of a run that was submitted before, by whatever process."""
         return Handle(self.store, parse_run_key(key), self._job)
 
@@ -219,7 +223,7 @@ class Queue:
         self.close()
 
 
-class Handle:
+class Handle(Generic[R_co]):
     """A run that was submitted: its status and result, from anywhere. Also awaitable."""
 
     def __init__(
@@ -254,19 +258,20 @@ class Handle:
     def _missing(self) -> NotFound:
         return NotFound(f"run {self.key} is not in the queue", hint="submit it")
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self, timeout_s: float | None = None) -> R_co:
         """What the pipeline returned, or raise what it failed with for good; waits for it, for `timeout_s` at most."""
         wait = self._wait(timeout_s)
         while True:
             try:
                 time.sleep(next(wait))
             except StopIteration as end:
-                return end.value
+                result: R_co = end.value
+                return result
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, R_co]:
         return self._wait_async().__await__()
 
-    async def _wait_async(self) -> Any:
+    async def _wait_async(self) -> R_co:
         from asyncio import sleep, to_thread
 
         await to_thread(self.resume)
@@ -274,7 +279,7 @@ class Handle:
             await sleep(LOOK_EVERY_S)
         return outcome[0]
 
-    def _wait(self, timeout_s: float | None) -> Generator[float, None, Any]:
+    def _wait(self, timeout_s: float | None) -> Generator[float, None, R_co]:
         until = None if timeout_s is None else time.monotonic() + parse_seconds("timeout_s", timeout_s)
         self.resume()
         while (outcome := self.outcome()) is None:
@@ -291,7 +296,7 @@ class Handle:
         if resume is not None:
             resume()
 
-    def outcome(self) -> tuple[Any] | None:
+    def outcome(self) -> tuple[R_co] | None:
         """The result; None while the run has not ended. Raises what it failed with for good."""
         entries = list(entries_of(self._store.list(self._job, tags={"run": self.key}, limit=1)))
         newest = newest_status(self._store, self.key)
@@ -301,7 +306,7 @@ class Handle:
                 return None  # it is carried out again
             if self._inputs:
                 check_same_run(self._store, self.key, self._inputs)
-            state: Any = self._store.load(newest.id)
+            state = self._store.load(newest.id)
             if "result" not in state:
                 raise Conflict(f"run {self.key} was called directly, and keeps no result", hint="use another key=")
             return (state["result"],)
@@ -312,7 +317,7 @@ class Handle:
         if not entries and newest is None:
             raise self._missing()
         if newest is not None and status == RunStatus.FAILED:
-            failed: Any = self._store.load(newest.id)
+            failed = self._store.load(newest.id)
             raise Failure.from_state(failed["failure"]).rebuild()
         if not entries:
             raise Conflict(f"run {self.key} is {status}, and in no queue", hint=f"kedge runs show {self.key} says more")

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from kedge.errors import LeaseLost, NoSpace, StorageError, Unavailable
 from kedge.manager import CheckpointManager
 
-from .entries import RECOVERY, RUNNING, drop_entry, inputs_of, new_entry, queue_job, save_entry, shown_call
+from .entries import RECOVERY, RUNNING, Arguments, drop_entry, inputs_of, new_entry, queue_job, save_entry, shown_call
 from .inbox import StoreLike, opened
 from .run import Run
 
 
 @contextmanager
-def recoverable(
-    make: Callable[[CheckpointManager], Run], given: StoreLike | None, call: Mapping[str, Any]
-) -> Iterator[Run]:
+def recoverable(make: Callable[[CheckpointManager], Run], given: StoreLike | None, call: Arguments) -> Iterator[Run]:
     """Around the call of a pipeline, in the run that `make` makes.
 
     Only a process that dies, or whose store fails, leaves an entry behind.
@@ -45,9 +42,7 @@ def recoverable(
             drop_entry(store, entry)
 
 
-def register(
-    store: CheckpointManager, key: str, pipeline: str, call: Mapping[str, Any]
-) -> tuple[str, Mapping[str, object]]:
+def register(store: CheckpointManager, key: str, pipeline: str, call: Arguments) -> tuple[str, Mapping[str, object]]:
     """Have a run whose lease is ours taken over if this process dies; the ID of its entry, and what it says."""
     job = queue_job(RECOVERY)
     earlier = store.list(job, tags={"run": key})  # of sessions that died

@@ -17,7 +17,7 @@ class Repertoire:
     """Pipelines by name."""
 
     def __init__(
-        self, store: CheckpointManager, pipelines: Mapping[str, Pipeline[..., Any]], tell: Callable[[str, str], None]
+        self, store: CheckpointManager, pipelines: Mapping[str, Pipeline[..., object]], tell: Callable[[str, str], None]
     ) -> None:
         self._store = store
         self._pipelines = pipelines

@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from kedge.errors import Conflict, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import LOG_LEVELS, CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.ports import Then
 
-from .approval import Approval
 from .beginning import Beginning, Taking
 from .inbox import opened, parse_run_key
 from .keys import Path, show
@@ -34,17 +33,7 @@ from .signals import Paused
 from .step import UNSET, Call, Steps, is_coroutine_function, parse_options, parse_version
 from .streams import stream_tags
 from .telemetry import run_span
-from .wait import (
-    WaitCall,
-    drive,
-    drive_async,
-    parse_question,
-    refuse_on_event_loop,
-    run_call,
-    signal_call,
-    sleep_call,
-    wait_for_approval,
-)
+from .wait import WaitingRun
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -55,11 +44,18 @@ if TYPE_CHECKING:
     from kedge.llm.budget import Budget
 
     from .aio import AsyncRun
-    from .queues import Handle
+    from .failure import ItemError
+    from .keywords import MapKeywords
+    from .map import Results
     from .transaction import Transaction
 
 
-class Run:
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Run(WaitingRun):
     """What `kedge.run(…)` gives. Steps may be called from several threads and tasks at once."""
 
     def __init__(
@@ -191,19 +187,35 @@ class Run:
 
     # Steps
 
+    @overload  # beside options, Python has no way to say which arguments are the function's
+    def step(self, name: str, function: Callable[..., R], /, *args: object, inputs: object, **rest: object) -> R: ...
+    @overload
     def step(
+        self, name: str, function: Callable[..., R], /, *args: object, retries: int | Retry, **rest: object
+    ) -> R: ...
+    @overload
+    def step(
+        self, name: str, function: Callable[..., R], /, *args: object, timeout_s: float | None, **rest: object
+    ) -> R: ...
+    @overload
+    def step(
+        self, name: str, function: Callable[..., R], /, *args: object, version: str | int | None, **rest: object
+    ) -> R: ...
+    @overload
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def step(  # type: ignore[misc] # an option is never an argument of the function
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         /,
-        *args: Any,
+        *args: object,
         retries: int | Retry = 0,
         timeout_s: float | None = None,
         timeout_in: str = "process",
         version: str | int | None = None,
-        inputs: Any = UNSET,
-        **kwargs: Any,
-    ) -> Any:
+        inputs: object = UNSET,
+        **kwargs: object,
+    ) -> object:
         """The result of `function(*args, **kwargs)`, which runs once, ever: its result is durable when this returns.
 
         A step is the same when its path, its inputs and its version are; whatever else changes, it is not run again.
@@ -214,13 +226,19 @@ class Run:
         options = parse_options(retries, timeout_s, timeout_in, version)
         return self.call(name, Call(function, args, kwargs, options, inputs))
 
-    def call(self, name: str, call: Call) -> Any:
+    def call(self, name: str, call: Call[R]) -> R:
         """A step with parsed options; a coroutine where its function is one. `step`, `llm` and decorators end here."""
         self._at_work()
         place = place_in(self).below(name)
         if is_coroutine_function(call.function):
-            return self._steps.run_async(place, call)
+            waited: Any = call
+            coroutine: Any = self._steps.run_async(place, waited)
+            return cast(R, coroutine)
         return self._steps.run(place, call)
+
+    def place_of(self, step: str) -> tuple[Session, Path]:
+        """The session, and the path of a step that is called here."""
+        return self._at_work(), place_in(self).below(parse_step(step)).path
 
     def claim(self, name: str) -> str:
         """Claim the first free step of "name", "name 2", "name 3", … at this place, and answer its name."""
@@ -230,10 +248,10 @@ class Run:
     def llm(
         self,
         name: str,
-        call: Callable[..., Any],
+        call: Callable[..., object],
         *,
         model: str,
-        messages: Iterable[Any],
+        messages: Iterable[object],
         mode: str = "record",
         ttl_s: float | None = None,
         sample: int | None = None,
@@ -242,7 +260,7 @@ class Run:
         timeout_s: float | None = None,
         timeout_in: str = "thread",
         version: str | int | None = None,
-        **parameters: Any,
+        **parameters: object,
     ) -> Any:
         """The answer of `call(model=…, messages=…, **parameters)`, a step that is paid once in all runs of the store.
 
@@ -278,13 +296,28 @@ class Run:
             metadata = {"kind": "stage", "seconds": round(time.monotonic() - began, 3)}
             session.save(path, {"steps": steps}, CheckpointLevel.STAGE, metadata)
 
+    @overload
+    def map(
+        self, function: Callable[[T], R], items: Iterable[T], *, on_error: Literal["stop"] = "stop",
+        collect: Literal[True] = True, **rest: Unpack[MapKeywords[T]],
+    ) -> list[R]: ...  # fmt: skip
+    @overload
+    def map(
+        self, function: Callable[[T], R], items: Iterable[T], *, on_error: str | float, collect: Literal[True] = True,
+        **rest: Unpack[MapKeywords[T]],
+    ) -> list[R | ItemError]: ...  # fmt: skip
+    @overload
+    def map(
+        self, function: Callable[[T], R], items: Iterable[T], *, on_error: str | float = "stop",
+        collect: Literal[False], **rest: Unpack[MapKeywords[T]],
+    ) -> Results[R]: ...  # fmt: skip
     def map(
         self,
-        function: Callable[[Any], Any],
-        items: Iterable[Any],
+        function: Callable[[T], R],
+        items: Iterable[T],
         *,
         name: str | None = None,
-        key: Callable[[Any], object] | None = None,
+        key: Callable[[T], object] | None = None,
         workers: int | None = None,
         executor: str | Executor = "thread",
         order: str = "input",
@@ -293,7 +326,7 @@ class Run:
         timeout_s: float | None = None,
         version: str | int | None = None,
         collect: bool = True,
-    ) -> Any:
+    ) -> list[R] | list[R | ItemError] | Results[R]:
         """`[function(item) for item in items]` by several workers, each item run once, ever.
 
         An item is known by `key(item)`, which must tell it from the others, or else by its content. Workers are
@@ -312,66 +345,12 @@ class Run:
         session.pause_point()
         return Map(session, place, f"{self.version}/{parse_version(version)}", function, key, options).run(items)
 
-    # Waiting for others
-
     @property
     def aio(self) -> AsyncRun:
         """`sleep`, `signal`, `approval` and `map` for coroutines: they are awaited, and do not block the event loop."""
         from .aio import AsyncRun  # start time: asyncio
 
         return AsyncRun(self)
-
-    def signal(self, name: str, *, wait_s: float | None = None) -> Any:
-        """The next value that somebody sends to this run under `name` (`kedge.send`, `kedge runs signal`); kept.
-
-        It may be sent before the run asks. Each call takes one message, in the order of sending; the second call is the
-        step "name 2", and so on. After `wait_s` the process pauses and exits; None waits on.
-        """
-        return self.wait(signal_call(self.claim(name), name, wait_s))["value"]
-
-    def approval(
-        self,
-        name: str,
-        *,
-        prompt: str = "",
-        expires_s: float | None = None,
-        wait_s: float | None = None,
-        on_denied: str = "raise",
-    ) -> Approval:
-        """Wait until somebody approves or denies (`kedge.decide`, `kedge approve`): once, by name, for good.
-
-        After `wait_s` the process pauses and exits, and waiting costs nothing: 0 at once, None never. After `expires_s`
-        from the first asking it counts as denied. A denial raises Denied here, now and whenever the run is resumed,
-        unless on_denied="return".
-        """
-        question = parse_question(prompt, expires_s, on_denied)
-        call = WaitCall(name, lambda session, path: wait_for_approval(session, path, question, wait_s))
-        return question.answer(self.key, name, self.wait(call))
-
-    def result(self, handle: Handle, *, wait_s: float | None = None) -> Any:
-        """What another run returned (`kedge.start`, `Queue.submit`), or raise what it failed with; kept.
-
-        After `wait_s` the process pauses and exits; None waits on.
-        """
-        return self.wait(run_call(handle, wait_s))
-
-    def sleep(self, seconds: float, *, name: str | None = None, wait_s: float | None = None) -> None:
-        """Go on `seconds` after the first time the run came here, whatever happened in between."""
-        self.wait(sleep_call(seconds, name, wait_s))
-
-    def wait(self, wait: WaitCall) -> Any:
-        """A step that waits: its answer is saved like any result."""
-        refuse_on_event_loop(wait.name)
-        session, path = self._at_work(), place_in(self).below(parse_step(wait.name)).path
-        return self.call(wait.name, wait.call(lambda: drive(wait.begin(session, path))))
-
-    async def wait_async(self, wait: WaitCall) -> Any:
-        session, path = self._at_work(), place_in(self).below(parse_step(wait.name)).path
-
-        async def answer() -> Any:
-            return await drive_async(wait.begin(session, path))
-
-        return await self.call(wait.name, wait.call(answer))
 
     # Telling others
 
@@ -389,7 +368,7 @@ class Run:
         metadata = {"kind": "log", "level": level, "text": str(text)[:2000], "fields": fields}
         self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
 
-    def emit(self, name: str, value: Any) -> None:
+    def emit(self, name: str, value: object) -> None:
         """Add a value to the stream `name` of this run, once and durably; `kedge.follow` reads the stream, live.
 
         A run that is resumed does not repeat it: the first call under a name is the first value, and so on.

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from blake3 import blake3
 
@@ -21,7 +20,19 @@ from kedge.model import Checkpoint, parse_name
 
 from .cron import Interval, Ticks, now, parse_cron, parse_zone
 from .declaration import Pipeline, parse_pipeline
-from .entries import DELAYED, after_key, call_of, drop_entry, new_entry, queue_job, save_entry, schedule_job
+from .entries import (
+    DELAYED,
+    Arguments,
+    EntryFacts,
+    after_key,
+    call_of,
+    drop_entry,
+    facts_of,
+    new_entry,
+    queue_job,
+    save_entry,
+    schedule_job,
+)
 from .inbox import parse_run_key
 from .owner import take_lease
 from .queues import Queue
@@ -55,7 +66,7 @@ class Schedule:
 
     @classmethod
     def of(cls, record: Checkpoint) -> Schedule:
-        about: Any = record.metadata
+        about = facts_of(record)
         rule = about["schedule"]
         return cls(
             rule["name"], rule["queue"], about["pipeline"], rule["cron"], rule["every_s"], rule["zone"],
@@ -87,7 +98,7 @@ class Schedule:
             latest = [moment for moment in latest if (until - moment).total_seconds() <= LATE_S]
         return latest, following
 
-    def submission(self, moment: datetime, call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def submission(self, moment: datetime, call: Arguments) -> tuple[EntryFacts, Arguments]:
         """The entry, and the call, of the run for one moment."""
         key = parse_run_key(self.key_at(moment))
         share = int.from_bytes(blake3(key.encode()).digest(4), "big") / 2**32  # the same whoever submits it
@@ -131,16 +142,16 @@ class Rule:
 def schedule(
     queue: Queue,
     name: str,
-    pipeline: Pipeline[..., Any],
+    pipeline: Pipeline[..., object],
     /,
-    *args: Any,
+    *args: object,
     cron: str | None = None,
     every_s: float | None = None,
     tz: str = "UTC",
     catch_up: str = "last",
     jitter_s: float = 0.0,
     retries: int = 0,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Schedule:
     """Submit `pipeline(*args, **kwargs)` whenever it is due; workers of the queue do it. Durable when this returns.
 
@@ -156,9 +167,9 @@ def schedule(
 def schedule_call(
     queue: Queue,
     name: str,
-    pipeline: Pipeline[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    pipeline: Pipeline[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     rule: Rule,
 ) -> Schedule:
     """`schedule` for arguments whose names the options of `schedule` have, too."""
@@ -203,7 +214,7 @@ def resume(store: CheckpointManager, queue: str, name: str) -> None:
         record = _record(store, queue, name)
         if record.tags.get("state") != PAUSED:
             raise Conflict(f"schedule {name} is not paused", hint=f"kedge schedule list {queue} shows it")
-        _replace(store, record, dict(record.metadata))
+        _replace(store, record, facts_of(record))
 
 
 def unschedule(store: CheckpointManager, queue: str, name: str) -> None:
@@ -227,7 +238,7 @@ def backfill(store: CheckpointManager, queue: str, name: str, start: datetime, e
     return keys
 
 
-def _with_call(store: CheckpointManager, queue: str, name: str) -> tuple[Schedule, Any]:
+def _with_call(store: CheckpointManager, queue: str, name: str) -> tuple[Schedule, Arguments]:
     while True:
         record = _record(store, queue, name)
         try:
@@ -252,18 +263,18 @@ def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:
     if following is None:
         drop_entry(store, record.id)
     else:
-        _replace(store, record, {**record.metadata, "due_at": following.timestamp()})
+        _replace(store, record, {**facts_of(record), "due_at": following.timestamp()})
     return keys
 
 
-def _submit(store: CheckpointManager, job: str, schedule: Schedule, moment: datetime, call: Any) -> str:
+def _submit(store: CheckpointManager, job: str, schedule: Schedule, moment: datetime, call: Arguments) -> str:
     entry, bound = schedule.submission(moment, call)
     if not store.list(job, tags={"run": entry["run"]}, limit=1) and not store.list(entry["run"], limit=1):
         save_entry(store, job, entry, bound)
-    return str(entry["run"])
+    return entry["run"]
 
 
-def _replace(store: CheckpointManager, record: Checkpoint, entry: dict[str, Any]) -> None:
+def _replace(store: CheckpointManager, record: Checkpoint, entry: EntryFacts) -> None:
     """Put a new entry in the place of an old one: workers learn of new ones by themselves."""
     if store.get_by_key(record.job, after_key(record.id)) is None:  # else somebody did this, and died
         tags = {"schedule": entry["schedule"]["name"]}

@@ -119,7 +119,7 @@ class Session:
             self.parent = parent
         self.is_imported = last.get("imported") is True
         if last.get("has_choice") is True:
-            state: Any = self.store.load(newest.id)
+            state = self.store.load(newest.id)
             self.chosen_items = {path: set(keys) for path, keys in state["chosen_items"].items()}
         self._inbox.seen = _number(last.get("inbox"))
         self.number = _number(last.get("session")) + 1
@@ -299,7 +299,7 @@ class Session:
                     hint = "what it finished is kept; use another key to start anew"
                     self._stop(Cancelled(text, hint=hint), self.signals.grace_s)
                 elif message.metadata.get("kind") == ITEMS:
-                    state: Any = self.store.load(message.id)
+                    state = self.store.load(message.id)
                     self.chosen_items.setdefault(str(message.metadata.get("name")), set()).update(state["value"])
         finally:
             self._inbox_lock.release()

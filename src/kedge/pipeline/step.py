@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from kedge.errors import Cancelled, Corrupted, LeaseLost, UnsupportedType, Validation
 from kedge.model import Checkpoint, parse_step
@@ -30,7 +30,9 @@ from .telemetry import step_span
 if TYPE_CHECKING:
     from kedge.llm.calls import Shared
 
-UNSET: Any = object()
+R = TypeVar("R")
+
+UNSET = object()
 _SHOWN_INPUTS = 20  # of a step, with its record
 
 
@@ -61,7 +63,7 @@ def parse_version(version: str | int | None) -> str:
     return "" if version is None else str(version)
 
 
-def is_coroutine_function(function: Callable[..., Any]) -> bool:
+def is_coroutine_function(function: Callable[..., object]) -> bool:
     """As `inspect` says; of a plain function, at once."""
     if type(function) is FunctionType and not function.__dict__:  # where a mark would be
         return bool(function.__code__.co_flags & inspect.CO_COROUTINE)
@@ -69,14 +71,14 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 
 
 @dataclass(slots=True)
-class Call:
+class Call(Generic[R]):
     """A call of a step, as the program makes it. Nobody changes it; freezing it and `Step` takes 2 µs a step."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    function: Callable[..., R]
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
     options: Options = PLAIN
-    inputs: Any = UNSET  # instead of the arguments
+    inputs: object = UNSET  # instead of the arguments
     is_saved: bool = True  # else it runs every time
     share: Callable[[Mapping[str, bytes]], Shared] | None = None  # with other runs; takes the digests of its inputs
     tags: Callable[[Any], Mapping[str, str]] | None = None  # of the record of a result
@@ -84,11 +86,11 @@ class Call:
 
 
 @dataclass(slots=True)
-class Step:
+class Step(Generic[R]):
     """A call at its place, with the key its result is saved under. Nobody changes it (see `Call`)."""
 
     place: Place
-    call: Call
+    call: Call[R]
     given: Mapping[str, object]  # its inputs
     inputs: Mapping[str, bytes]  # their digests
     key: str
@@ -123,11 +125,12 @@ class Steps:
         # (I5), which we do while the session is alone. Else None, and the store is asked.
         self._saved_here: set[str] | None = set() if session.is_first else None
 
-    def run(self, place: Place, call: Call) -> Any:
+    def run(self, place: Place, call: Call[R]) -> R:
         """The result of a step; durable when this returns."""
         step = self._begin(place, call)
         if (saved := self._saved(step)) is not None:
-            return saved["result"]
+            result: R = saved["result"]
+            return result
         self._raise_kept(step)
         step.show_inputs()
         for attempt in itertools.count(1):
@@ -143,13 +146,14 @@ class Steps:
                 return result
         raise AssertionError("unreachable")
 
-    async def run_async(self, place: Place, call: Call) -> Any:
+    async def run_async(self, place: Place, call: Call[Awaitable[R]]) -> R:
         """The same for a coroutine function; the store is never waited for on the event loop."""
         from asyncio import CancelledError, to_thread
 
         step = self._begin(place, call)
         if (saved := await to_thread(self._saved, step)) is not None:
-            return saved["result"]
+            result: R = saved["result"]
+            return result
         self._raise_kept(step)
         step.show_inputs()
         for attempt in itertools.count(1):
@@ -201,7 +205,7 @@ class Steps:
             for other in [o for o in self._claimed if len(o) > len(path) and o[: len(path)] == path]:
                 self._claimed.discard(other)
 
-    def _begin(self, place: Place, call: Call) -> Step:
+    def _begin(self, place: Place, call: Call[R]) -> Step[R]:
         if not callable(call.function):
             raise Validation(
                 f"step {place.path[-1]!r}: {call.function!r:.100} cannot be called",
@@ -221,7 +225,7 @@ class Steps:
 
     # What was saved before
 
-    def _saved(self, step: Step) -> Any:
+    def _saved(self, step: Step[R]) -> Any:
         if not step.call.is_saved:
             return None
         session = self._session
@@ -239,7 +243,7 @@ class Steps:
             session.watcher.step(step.path, "reused")
         return result
 
-    def _raise_kept(self, step: Step) -> None:
+    def _raise_kept(self, step: Step[R]) -> None:
         """Raise what the step failed with for good in an earlier session, if the pipeline handled that (`kept`)."""
         session = self._session
         if step.call.is_saved and (error := session.failures.take(step.key, step.path)) is not None:
@@ -268,7 +272,7 @@ class Steps:
         self._ahead = ahead = self._session.store.read_ahead(self._session.key, after)
         self._read_to = max((checkpoint.seq for checkpoint, _ in ahead.values()), default=None)
 
-    def _imported(self, step: Step) -> object | None:
+    def _imported(self, step: Step[R]) -> object | None:
         """What an older system had done at this path, if that ended well. Who declares a version wants it done anew."""
         if step.version != "/":
             return None
@@ -281,26 +285,27 @@ class Steps:
 
     # One attempt
 
-    def _attempting(self, step: Step, number: int) -> Attempted:
+    def _attempting(self, step: Step[R], number: int) -> Attempted:
         session = self._session
         return Attempted(step.place, (session.identity, step.key), step_span(session, step.path, number))
 
-    def _attempt(self, step: Step) -> Any:
+    def _attempt(self, step: Step[R]) -> R:
         if step.shared is None:
             return self._call(step)
         from kedge.llm.exchange import drive
 
-        return drive(step.shared.steps(self._session.store), lambda: self._call(step))
+        result: R = drive(step.shared.steps(self._session.store), lambda: self._call(step))
+        return result
 
-    def _attempt_async(self, step: Step) -> Awaitable[Any]:
+    def _attempt_async(self, step: Step[Awaitable[R]]) -> Awaitable[R]:
         call = step.call
         if step.shared is None:
-            return call.function(*call.args, **call.kwargs)  # type: ignore[no-any-return]
+            return call.function(*call.args, **call.kwargs)
         from kedge.llm.exchange import drive_async
 
         return drive_async(step.shared.steps(self._session.store), lambda: call.function(*call.args, **call.kwargs))
 
-    def _call(self, step: Step) -> Any:
+    def _call(self, step: Step[R]) -> R:
         call, timeout_s = step.call, step.call.options.timeout_s
         if timeout_s is None:
             return call.function(*call.args, **call.kwargs)
@@ -311,7 +316,7 @@ class Steps:
 
     # What is saved of it
 
-    def _record_failure(self, step: Step, error: Exception, attempt: int, seconds: float) -> float:
+    def _record_failure(self, step: Step[R], error: Exception, attempt: int, seconds: float) -> float:
         """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
         if isinstance(error, LeaseLost | Cancelled):
             raise error
@@ -341,7 +346,7 @@ class Steps:
         session.failures.attempt_again(step.path, error)
         return retry.wait_s(attempt)
 
-    def _save(self, step: Step, result: object, attempts: int, seconds: float) -> None:
+    def _save(self, step: Step[R], result: object, attempts: int, seconds: float) -> None:
         """Durable before the next step begins (I1)."""
         session = self._session
         if step.call.is_saved:

@@ -32,7 +32,7 @@ def follow(store: StoreLike, key: str, name: str) -> Iterator[Any]:
     parse_step(name)
     with opened(store) as manager:
         for record in follow_records(manager, key, stream_tags(name)):
-            state: Any = manager.load(record.id)
+            state = manager.load(record.id)
             yield state["result"]
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
 
 from kedge import codec
 from kedge.errors import Conflict, Corrupted, NotAllowed, Validation
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 Connection = psycopg.Connection[Any]
+R = TypeVar("R")
 TABLE = "kedge_steps"
 CREATE = (
     f"CREATE TABLE IF NOT EXISTS {TABLE} (run text NOT NULL, step text NOT NULL, result bytea NOT NULL, "
@@ -54,13 +56,13 @@ class Transaction:
     def step(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., R],
         /,
-        *args: Any,
+        *args: object,
         retries: int | Retry = 0,
         version: str | int | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **kwargs: object,
+    ) -> R:
         """The result of `function(conn, *args, **kwargs)`, as `run.step`: what it writes with `conn`, it writes once.
 
         The transaction is this step's: Conflict if one is open on the connection. The function neither commits nor
@@ -76,15 +78,16 @@ class Transaction:
         return self._run.call(name, Call(lambda: self._once(row, function, args, kwargs), (), {}, options, inputs))
 
     def _once(
-        self, row: tuple[str, str], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, row: tuple[str, str], function: Callable[..., R], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> R:
         conn = self._conn
         if conn.closed:
             raise Conflict("the connection is closed", hint="open another one with psycopg.connect(…)")
         if conn.info.transaction_status != TransactionStatus.IDLE:
             raise Conflict("the connection is in a transaction", hint="commit it first, or use another connection")
         if (saved := self._saved(row)) is not None:
-            return saved[0]
+            earlier: R = saved[0]
+            return earlier
         try:
             with conn.transaction():
                 ((number,),) = self._execute("SELECT txid_current()")
@@ -99,7 +102,8 @@ class Transaction:
         except psycopg.errors.UniqueViolation:
             if (saved := self._saved(row)) is None:
                 raise  # of a table of the user's
-            return saved[0]
+            first: R = saved[0]
+            return first
         return result
 
     def _saved(self, row: tuple[str, str]) -> tuple[Any] | None:
@@ -119,7 +123,7 @@ class Transaction:
                 hint=f"have it created once: {CREATE}",
             ) from error
 
-    def _execute(self, sql: LiteralString, values: tuple[Any, ...] = ()) -> psycopg.Cursor[Any]:
+    def _execute(self, sql: LiteralString, values: tuple[object, ...] = ()) -> psycopg.Cursor[TupleRow]:
         """With a cursor of Kedge's own: that of the connection may give dictionaries, or take other placeholders."""
         return psycopg.Cursor(self._conn, row_factory=psycopg.rows.tuple_row).execute(sql, values)
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kedge.errors import Validation
 
 from .account import Waiting
 from .approval import Approval, PendingApproval, decision_of, expire
-from .inbox import SIGNAL, signal_tag
+from .inbox import SIGNAL, Taken, signal_tag
 from .keys import Path, show
 from .session import Session
 from .signals import Paused
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .queues import Handle
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 TIME, RUN = "time", "run"
 LOOK_EVERY_S = 0.2
@@ -38,7 +39,7 @@ class Question:
     expires_s: float | None
     raises_denial: bool
 
-    def answer(self, key: str, name: str, saved: Mapping[str, Any]) -> Approval:
+    def answer(self, key: str, name: str, saved: dict[str, Any]) -> Approval:
         """The decision, from what was saved; raises Denied if that is what the question asks for."""
         decision = Approval(**saved)
         if not decision.approved and self.raises_denial:
@@ -65,33 +66,33 @@ Wait = Generator[float, None, T]  # yields for how many seconds to sleep; return
 
 
 @dataclass(frozen=True, slots=True)
-class WaitCall:
+class WaitCall(Generic[T]):
     """A step that waits, before it is at its place."""
 
     name: str
-    begin: Callable[[Session, Path], Wait[Any]]
-    tags: Callable[[Any], Mapping[str, str]] | None = None
+    begin: Callable[[Session, Path], Wait[T]]
+    tags: Callable[[T], Mapping[str, str]] | None = None
     is_claimed: bool = False
 
-    def call(self, function: Callable[[], Any]) -> Call:
+    def call(self, function: Callable[[], R]) -> Call[R]:
         return Call(function, inputs=None, tags=self.tags, is_claimed=self.is_claimed)
 
 
-def sleep_call(seconds: float, name: str | None, wait_s: float | None) -> WaitCall:
+def sleep_call(seconds: float, name: str | None, wait_s: float | None) -> WaitCall[None]:
     seconds = parse_seconds("seconds", seconds)
     return WaitCall(name or f"sleep {seconds:g} s", lambda session, path: wait_for_time(session, path, seconds, wait_s))
 
 
-def signal_call(step: str, name: str, wait_s: float | None) -> WaitCall:
+def signal_call(step: str, name: str, wait_s: float | None) -> WaitCall[Taken]:
     """Wait for the next message under `name`, at the claimed step `step`."""
 
-    def tags(answer: Any) -> Mapping[str, str]:
+    def tags(answer: Taken) -> Mapping[str, str]:
         return {"signal": signal_tag(name), "message": str(answer["message"])}
 
     return WaitCall(step, lambda session, path: wait_for_signal(session, path, name, wait_s), tags, is_claimed=True)
 
 
-def run_call(handle: Handle, wait_s: float | None) -> WaitCall:
+def run_call(handle: Handle[T], wait_s: float | None) -> WaitCall[T]:
     """Wait for another run."""
     if not hasattr(handle, "outcome"):
         raise Validation(
@@ -114,22 +115,20 @@ def refuse_on_event_loop(name: str) -> None:
     )
 
 
-def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | None) -> Wait[dict[str, Any]]:
-    def look() -> tuple[dict[str, Any]] | None:
+def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | None) -> Wait[Taken]:
+    def look() -> tuple[Taken] | None:
         message = session.messages.take(name)
         return None if message is None else (message,)
 
     return (yield from _wait(session, path, {"for": SIGNAL, "name": name, "prompt": ""}, look, wait_s))
 
 
-def wait_for_run(session: Session, path: Path, handle: Handle, wait_s: float | None) -> Wait[Any]:
+def wait_for_run(session: Session, path: Path, handle: Handle[T], wait_s: float | None) -> Wait[T]:
     handle.resume()
     return (yield from _wait(session, path, {"for": RUN, "name": handle.key, "prompt": ""}, handle.outcome, wait_s))
 
 
-def wait_for_approval(
-    session: Session, path: Path, question: Question, wait_s: float | None
-) -> Wait[dict[str, object]]:
+def wait_for_approval(session: Session, path: Path, question: Question, wait_s: float | None) -> Wait[dict[str, Any]]:
     """The decision as plain data, as it is saved."""
     name, store = show(path), session.store
     asked_at = session.asked_at(path, {"prompt": question.prompt})
@@ -207,3 +206,73 @@ def _advance(wait: Wait[T]) -> tuple[float, tuple[T] | None]:
 
 def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+class WaitingRun:
+    """The half of `Run` that waits for others; never made by itself."""
+
+    key: str
+
+    def claim(self, name: str) -> str:
+        """The first free step of this name."""
+        raise NotImplementedError
+
+    def call(self, name: str, call: Call[T]) -> T:
+        """A step with parsed options."""
+        raise NotImplementedError
+
+    def place_of(self, step: str) -> tuple[Session, Path]:
+        """The session of the run, and where a step is."""
+        raise NotImplementedError
+
+    def signal(self, name: str, *, wait_s: float | None = None) -> Any:
+        """The next value that somebody sends to this run under `name` (`kedge.send`, `kedge runs signal`); kept.
+
+        It may be sent before the run asks. Each call takes one message, in the order of sending; the second call is the
+        step "name 2", and so on. After `wait_s` the process pauses and exits; None waits on.
+        """
+        return self.wait(signal_call(self.claim(name), name, wait_s))["value"]
+
+    def approval(
+        self,
+        name: str,
+        *,
+        prompt: str = "",
+        expires_s: float | None = None,
+        wait_s: float | None = None,
+        on_denied: str = "raise",
+    ) -> Approval:
+        """Wait until somebody approves or denies (`kedge.decide`, `kedge approve`): once, by name, for good.
+
+        After `wait_s` the process pauses and exits, and waiting costs nothing: 0 at once, None never. After `expires_s`
+        from the first asking it counts as denied. A denial raises Denied here, now and whenever the run is resumed,
+        unless on_denied="return".
+        """
+        question = parse_question(prompt, expires_s, on_denied)
+        call = WaitCall(name, lambda session, path: wait_for_approval(session, path, question, wait_s))
+        return question.answer(self.key, name, self.wait(call))
+
+    def result(self, handle: Handle[T], *, wait_s: float | None = None) -> T:
+        """What another run returned (`kedge.start`, `Queue.submit`), or raise what it failed with; kept.
+
+        After `wait_s` the process pauses and exits; None waits on.
+        """
+        return self.wait(run_call(handle, wait_s))
+
+    def sleep(self, seconds: float, *, name: str | None = None, wait_s: float | None = None) -> None:
+        """Go on `seconds` after the first time the run came here, whatever happened in between."""
+        self.wait(sleep_call(seconds, name, wait_s))
+
+    def wait(self, wait: WaitCall[T]) -> T:
+        """A step that waits: its answer is saved like any result."""
+        refuse_on_event_loop(wait.name)
+        session, path = self.place_of(wait.name)
+        return self.call(wait.name, wait.call(lambda: drive(wait.begin(session, path))))
+
+    async def wait_async(self, wait: WaitCall[T]) -> T:
+        session, path = self.place_of(wait.name)
+
+        async def answer() -> T:
+            return await drive_async(wait.begin(session, path))
+
+        return await self.call(wait.name, wait.call(answer))

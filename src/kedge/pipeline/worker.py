@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from kedge import codec
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from .run import Run
 
 PAGE = 500
+T = TypeVar("T")
+
 BATCH_S = 0.05
 BATCH_ITEMS = 1000
 BATCH_BYTES = 256 * 1024
@@ -59,7 +61,7 @@ class Spec:
     tag: str
     session: int
     carried: Carried
-    function: Callable[[Any], Any]
+    function: Callable[[Any], object]
     retry: Retry
     timeout_s: float | None  # enforced here; None where the pool does it
     stops_at_failure: bool
@@ -73,7 +75,7 @@ class Item:
     digest: bytes
     label: str
     number: int  # its position among the items
-    value: Any
+    value: object
 
 
 @dataclass(slots=True)
@@ -163,13 +165,15 @@ def load_batch(store: CheckpointManager, spec: Spec, record: Checkpoint) -> Any:
         ) from error
 
 
-def call_for(carried: Carried, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Failure | None]:
+def call_for(
+    carried: Carried, function: Callable[..., T], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[T] | Failure:
     """A function in a process of its own, on the account of a step: its result, or the failure as data."""
     with _working_for(carried, is_elsewhere=True):
         try:
-            return function(*args, **kwargs), None
+            return (function(*args, **kwargs),)
         except Exception as error:  # noqa: BLE001 - raised where the result is asked for
-            return None, Failure.of(error)
+            return Failure.of(error)
 
 
 @contextmanager
@@ -216,13 +220,13 @@ class Batch:
         self._spec = spec
         self._outcome = outcome
         self._items: list[Item] = []
-        self._results: list[Any] = []
+        self._results: list[object] = []
         self._failed: list[tuple[Item, ItemError]] = []
         self._size_bytes = 0
         self._since = time.monotonic()
         self._lock = threading.Lock()
 
-    def add(self, item: Item, result: Any) -> None:
+    def add(self, item: Item, result: object) -> None:
         """Keep a result; what cannot be encoded raises and is not kept.
 
         Until the batch is saved the function may change what it returned: a copy is kept, or, of a result with large
@@ -318,7 +322,7 @@ def _flusher_here() -> Flusher:
 
 
 def save_items(
-    store: CheckpointManager, spec: Spec, items: list[Item], results: list[Any], failed: list[tuple[Item, ItemError]]
+    store: CheckpointManager, spec: Spec, items: list[Item], results: list[object], failed: list[tuple[Item, ItemError]]
 ) -> None:
     keys = b"".join(item.digest for item in items)
     state: dict[str, object] = {"keys": keys, "results": results}

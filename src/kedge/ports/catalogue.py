@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from kedge.model import Checkpoint, CheckpointLevel, EventChain, Job, Lease
+from kedge.model import Checkpoint, CheckpointLevel, Job, Lease
 
 from .selection import ALL, Selection
 from .values import CheckpointIds, Checkpoints, Events, Jobs, Stored, Update
@@ -90,14 +90,6 @@ class Catalogue(Protocol):
 
         IDs grow; an event is visible when its change is.
         """
-        ...
-
-    def wait_for_event(self, after: int, timeout_s: float) -> bool:
-        """Whether there is an event above `after`, by any process; waits for one until `timeout_s` is over."""
-        ...
-
-    def audit(self, until: int | None = None) -> EventChain:
-        """Read the log from its beginning to event `until`, or its end, and prove that each entry follows."""
         ...
 
     def close(self) -> None: ...

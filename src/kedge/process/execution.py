@@ -126,7 +126,13 @@ class Execution:
     # Changes
 
     def create(
-        self, name: str, agent_id: str, data: Any, approval_required: bool, expires_s: float | None, on_denied: OnDenied
+        self,
+        name: str,
+        agent_id: str,
+        data: object,
+        approval_required: bool,
+        expires_s: float | None,
+        on_denied: OnDenied,
     ) -> Step:
         self._require_running("only a running one goes on")
         step = Step(uuid4().hex, name, agent_id, self.correlation_id, started_at=now(), input_data=data)
@@ -141,7 +147,7 @@ class Execution:
         self.current_checkpoint = step.checkpoint_id
         return step
 
-    def complete(self, name_or_id: str, data: Any, success: bool) -> Step | None:
+    def complete(self, name_or_id: str, data: object, success: bool) -> Step | None:
         """None when it was completed before. A failed checkpoint fails the execution."""
         step = self.find(name_or_id)
         if step.approval_required and step.approval_status != ApprovalStatus.APPROVED:
@@ -285,7 +291,7 @@ def now(later_s: float = 0) -> str:
     return (datetime.now(UTC) + timedelta(seconds=later_s)).isoformat(timespec="microseconds")
 
 
-def _document(value: Step | Execution) -> dict[str, Any]:
+def _document(value: Step | Execution) -> dict[str, object]:
     """The fields by name; `dataclasses.asdict` would also take apart what callers put into them."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 

@@ -128,7 +128,7 @@ class ResumableProcess(ABC):
     def get_progress(self) -> Mapping[str, object]:
         """How far it is."""
 
-    def can_resume_from(self, state: Any) -> bool:
+    def can_resume_from(self, state: object) -> bool:
         """Whether a state is of use; one that is not is an error when it is loaded, never passed over in silence."""
         return True
 
@@ -143,7 +143,7 @@ class CheckpointableProcess(ResumableProcess):
     def __init__(
         self,
         checkpoint_policy: CheckpointPolicy | None = None,
-        checkpoint_validator: Callable[[Any], object] | None = None,
+        checkpoint_validator: Callable[[object], object] | None = None,
         process_id: str | None = None,
         *,
         store: CheckpointManager | str | os.PathLike[str] | None = None,

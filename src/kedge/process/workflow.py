@@ -46,7 +46,7 @@ _PREFIX = "exec_"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
 _LEASE_S = _WAIT_S = 10.0
 
-CheckpointCallback = Callable[[str, Mapping[str, Any]], object]
+CheckpointCallback = Callable[[str, Mapping[str, object]], object]
 
 
 class UnknownExecution(NotFound, ValueError):
@@ -72,7 +72,7 @@ class Workflows:
     # Changing
 
     def start_workflow_execution(
-        self, correlation_id: str, workflow_name: str, initial_data: Mapping[str, Any] | None = None
+        self, correlation_id: str, workflow_name: str, initial_data: Mapping[str, object] | None = None
     ) -> str:
         """A new execution; its ID."""
         slug = _NOT_IN_NAMES.sub("-", correlation_id)[:60].strip("-._@+") or "x"
@@ -88,7 +88,7 @@ class Workflows:
         execution_id: str,
         checkpoint_name: str,
         agent_id: str,
-        input_data: Any = None,
+        input_data: object = None,
         approval_required: bool = False,
         *,
         expires_s: float | None = None,
@@ -108,7 +108,7 @@ class Workflows:
         return step.document()
 
     def complete_checkpoint(
-        self, execution_id: str, checkpoint_name: str, output_data: Any = None, success: bool = True
+        self, execution_id: str, checkpoint_name: str, output_data: object = None, success: bool = True
     ) -> bool:
         """Complete the newest open checkpoint of a name, or the one with an ID. False when it was completed before.
 
@@ -276,7 +276,7 @@ class Workflows:
 
     def _statuses(
         self, state: ExecutionState | None, after: str | None, most_jobs: int | None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[dict[str, object]]:
         for newest in self._newest(after, most_jobs):
             # A paused one may have been decided since.
             if state is None or newest.metadata.get("state") in (state, ExecutionState.PAUSED):

@@ -120,7 +120,7 @@ def check_rules(app: FastAPI) -> None:
             raise TypeError(f"{route.path} has no gate: its router needs route_class=GatedRoute")
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI) -> dict[str, object]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for model in (Problem, Save):  # named in bodies and answers that FastAPI does not see

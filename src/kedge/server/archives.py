@@ -6,7 +6,6 @@ import json
 import math
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from kedge.codec import BufferSummary
 from kedge.diff.npy import npy_header
@@ -83,7 +82,7 @@ def npz(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]]) -> Iter
 
 def safetensors(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]]) -> tuple[Iterator[Buffer], int]:
     """The file, and how long it is."""
-    head: dict[str, Any] = {}
+    head: dict[str, object] = {}
     offset = 0
     for name, summary in arrays:
         dtype = _dtype_of(summary)

@@ -124,7 +124,7 @@ Writes = Annotated[Access, Depends(Needs(Scope.WRITE))]
 Administers = Annotated[Access, Depends(Needs(Scope.ADMIN))]
 
 
-def public(route: Callable[..., Any]) -> Callable[..., Any]:
+def public(route: Callable[..., object]) -> Callable[..., object]:
     """Mark a route as one for everybody."""
     route.__dict__["kedge_public"] = True
     return route

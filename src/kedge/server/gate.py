@@ -27,7 +27,7 @@ from .tokens import Scope
 _TAKES_STATES = "kedge_takes_states"
 
 
-def takes_states(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+def takes_states(endpoint: Callable[..., object]) -> Callable[..., object]:
     """Mark a route whose bodies are states; those of all others are small."""
     endpoint.__dict__[_TAKES_STATES] = True
     return endpoint

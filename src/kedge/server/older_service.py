@@ -24,7 +24,7 @@ from .problems import OLDER_PREFIX
 __all__ = ["create_app", "get_checkpoint_manager", "get_executor", "router", "set_checkpoint_manager", "set_executor"]
 
 _manager: CheckpointManager | None = None
-_executor: Any = None
+_executor: object = None
 
 
 def set_checkpoint_manager(manager: CheckpointManager | None) -> None:
@@ -33,7 +33,7 @@ def set_checkpoint_manager(manager: CheckpointManager | None) -> None:
     _manager = manager
 
 
-def set_executor(executor: Any) -> None:
+def set_executor(executor: object) -> None:
     """What a restore with `resume` calls: anything with `resume_job(job_id)`."""
     global _executor
     _executor = executor
@@ -72,7 +72,7 @@ class _Application:
         await self._made[1](scope, receive, send)
 
 
-def create_app(executor: Any = None, allow_hosts: Collection[str] = LOOPBACK_NAMES) -> ASGIApp:
+def create_app(executor: object = None, allow_hosts: Collection[str] = LOOPBACK_NAMES) -> ASGIApp:
     if executor is not None:
         set_executor(executor)
     return _Application(allow_hosts)

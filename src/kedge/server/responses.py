@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response, StreamingResponse
 
@@ -19,10 +19,10 @@ class JsonAnswer(Response):
 
     media_type = "application/json"
 
-    def __init__(self, document: Any, status: int = 200) -> None:
+    def __init__(self, document: object, status: int = 200) -> None:
         super().__init__(document, status)
 
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         return _dump(content).encode("utf-8", "surrogatepass")
 
 

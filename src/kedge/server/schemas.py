@@ -13,7 +13,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["nightly-etl"])]
 CheckpointId = Annotated[str, Field(pattern=NAME_PATTERN, examples=["outline_1763461834_1a2b3c4d"])]
 Level = Literal["pipeline", "stage", "step", "substep"]
 Status = Literal["created", "valid", "corrupted", "archived"]
-Json = Any
+Json = object
 
 
 def _whole(value: object) -> object:
@@ -60,7 +60,7 @@ class Problem(Answer):
     errors: list[dict[str, Any]] | None = None
 
 
-_OF_CHECKPOINT: dict[str, Any] = {  # what the annotations of its fields are in JSON
+_OF_CHECKPOINT: dict[str, object] = {  # what the annotations of its fields are in JSON
     "CheckpointId": str,
     "CheckpointId | None": str | None,
     "CheckpointLevel": Level,

@@ -23,7 +23,7 @@ from .metrics import Metrics
 from .problems import without_paths
 
 Report = Callable[[int, int], None]
-Work = Callable[[CheckpointManager, Report], dict[str, Any]]
+Work = Callable[[CheckpointManager, Report], dict[str, object]]
 
 _PREFIX = "task."
 _KINDS = ("gc", "verify")
@@ -75,7 +75,7 @@ class Tasks:
         thread.start()
         return task
 
-    def collect_garbage(self, store: CheckpointManager, report: Report, *, dry_run: bool = False) -> dict[str, Any]:
+    def collect_garbage(self, store: CheckpointManager, report: Report, *, dry_run: bool = False) -> dict[str, object]:
         """The work of a gc."""
         freed = store.gc(dry_run=dry_run, progress=report)
         if not dry_run:
@@ -111,7 +111,7 @@ class Tasks:
         for thread in list(self._threads):
             thread.join()
 
-    def _newest(self, job: str) -> dict[str, Any] | None:
+    def _newest(self, job: str) -> dict[str, object] | None:
         latest = self._records().load_latest(job)
         if latest is None:
             return None

@@ -10,7 +10,6 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -137,7 +136,7 @@ async def _save(access: Access, job: str, body: _Body) -> Checkpoint:
         await asyncio.shield(service.in_thread(received.abort))
 
 
-def _copied(copied: CopiedFrom) -> dict[str, Any]:
+def _copied(copied: CopiedFrom) -> dict[str, object]:
     return {
         "seq": copied.seq,
         "codec": copied.codec,
@@ -243,7 +242,7 @@ def read_chunks(store: LocalStore, digests: Sequence[bytes]) -> Iterator[bytes]:
     return pieces()
 
 
-def pack_stored(checkpoint: Checkpoint, packed: bytes, more: Mapping[str, Any]) -> bytes:
+def pack_stored(checkpoint: Checkpoint, packed: bytes, more: Mapping[str, object]) -> bytes:
     """A checkpoint with its manifest."""
     head = json.dumps({"checkpoint": checkpoint.to_json(), **more}).encode()
     return framed(head) + framed(packed) + digest_of(packed)

@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -180,7 +180,7 @@ def _unmap(mapped: mmap.mmap) -> None:
         pass  # a view of it still lives; the memory goes with that
 
 
-def _fill(value: Any, parts: Mapping[str, memoryview], used: set[str]) -> Any:
+def _fill(value: object, parts: Mapping[str, memoryview], used: set[str]) -> object:
     """`value` with the bytes of parts, and arrays of them, in their places."""
     if isinstance(value, list):
         return [_fill(item, parts, used) for item in value]

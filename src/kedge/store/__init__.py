@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
-from kedge.errors import Validation
+from kedge.errors import Corrupted, NotFound, Validation
 from kedge.model import Checkpoint
-from kedge.ports import Catalogue, Checkpoints, Outcomes
+from kedge.ports import Catalogue, Checkpoints, Events, Outcomes
 from kedge.ports import Stored as Stored
 
 if TYPE_CHECKING:
@@ -51,12 +51,14 @@ class Store(Catalogue, Protocol):
         """Save the state of `source` again as `request` says; nothing is copied, both share their chunks."""
         ...
 
-    def knows(self, checkpoint_id: str) -> bool:
-        """Whether the checkpoint exists, damaged or not."""
-        ...
-
     def together(self, read: Callable[[], T]) -> T:
         """`read()`, which calls this store several times, as quickly as one call."""
+        ...
+
+    def events(
+        self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
+    ) -> Events:
+        """As that of an index. Where there are none, waits for one until `wait_s` is over, by whatever process."""
         ...
 
     # Loading
@@ -92,10 +94,6 @@ class Store(Catalogue, Protocol):
         """Whether what is stored here is sealed, and has other digests than it would elsewhere."""
         ...
 
-    def stored_bytes(self) -> int:
-        """What all checkpoints take."""
-        ...
-
     def export(self, checkpoint_id: str) -> Exported:
         """The checkpoint as another store can take it; Corrupted where its manifest is damaged."""
         ...
@@ -116,6 +114,17 @@ class Store(Catalogue, Protocol):
     def after_fork(self) -> None:
         """In a forked child: let go of what belongs to the parent."""
         ...
+
+
+def knows(catalogue: Catalogue, checkpoint_id: str) -> bool:
+    """Whether the checkpoint exists, damaged or not."""
+    try:
+        catalogue.get(checkpoint_id)
+    except NotFound:
+        return False
+    except Corrupted:
+        return True  # what is wrong with it, reading it tells
+    return True
 
 
 def not_over_http(what: str, hint: str = "use the store itself, where the service runs") -> Validation:

@@ -251,7 +251,7 @@ class BackgroundSaves:
                 self._pending = [future for future in self._pending if not future.done()]
                 self._has_room.notify_all()
 
-    def _do(self, future: PendingSave[Any], commit: Callable[[Encoded], object], staged: Staged) -> None:
+    def _do(self, future: PendingSave[object], commit: Callable[[Encoded], object], staged: Staged) -> None:
         try:
             if future.set_running_or_notify_cancel():  # from here on cancel() is refused
                 future.set_result(commit(staged.encoded))

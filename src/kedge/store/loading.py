@@ -13,7 +13,7 @@ from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint
 from kedge.ports import Selection
 
-from . import Store, Stored
+from . import Store, Stored, knows
 from .manifest import WHOLE_TREE, Manifest, Span, parse_manifest, root_of
 from .rope import parts_of, read_parts, references
 from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
@@ -44,15 +44,6 @@ class Loading(Store, Protocol):
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The verified manifest of a checkpoint."""
         ...
-
-    def knows(self, checkpoint_id: str) -> bool:
-        try:
-            self.get(checkpoint_id)
-        except NotFound:
-            return False
-        except Corrupted:
-            return True  # what is wrong with it, reading it tells
-        return True
 
     def parse(self, packed: bytes, *, of: str) -> Manifest:
         """The manifest of index bytes, spilled ones read from their chunks."""
@@ -210,7 +201,7 @@ class Loading(Store, Protocol):
 
     def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
         span = manifest.buffers[ordinal]
-        reader = LateReader(self.reader, self.knows)
+        reader = LateReader(self.reader, partial(knows, self))
         return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
 
     def earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:

@@ -19,7 +19,7 @@ from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
 from kedge.chunks import INLINE_BYTES, WORKERS
 from kedge.errors import Corrupted
-from kedge.model import Checkpoint, CheckpointLevel, EventChain, Job, Lease
+from kedge.model import Checkpoint, CheckpointLevel, Job, Lease
 from kedge.ports import ALL, Blobs, CheckpointIds, Checkpoints, Events, Index, Jobs, Selection, Update, digest_of
 
 from . import Store, Stored, not_over_http
@@ -153,14 +153,13 @@ class LocalStore(Saving):
     def release_lease(self, lease: Lease) -> None:
         self.index.release_lease(lease)
 
-    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
-        return self.index.events(after, limit, newest=newest, before=before)
-
-    def wait_for_event(self, after: int, timeout_s: float) -> bool:
-        return self.index.wait_for_event(after, timeout_s)
-
-    def audit(self, until: int | None = None) -> EventChain:
-        return self.index.audit(until)
+    def events(
+        self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
+    ) -> Events:
+        events = self.index.events(after, limit, newest=newest, before=before)
+        if not events and wait_s > 0 and self.index.wait_for_event(after, wait_s):
+            return self.index.events(after, limit, newest=newest, before=before)
+        return events
 
     # Loading
 
@@ -182,9 +181,6 @@ class LocalStore(Saving):
     @property
     def is_encrypted(self) -> bool:
         return self.vault is not None
-
-    def stored_bytes(self) -> int:
-        return self.index.totals()["stored_bytes"]
 
     def export(self, checkpoint_id: str) -> Exported:
         return export(self, checkpoint_id)

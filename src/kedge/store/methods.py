@@ -14,7 +14,7 @@ from kedge.errors import Corrupted, NotFound, Validation
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, parse_choice, parse_limit, parse_name
 from kedge.ports import Checkpoints, Jobs, Selection, are_texts, pages, wanted_tags
 
-from . import Store, Stored
+from . import Store, Stored, knows
 from .reference import resolve
 from .streams import deleted_while_read
 
@@ -105,7 +105,7 @@ class ReadingManager:
 
     def exists(self, checkpoint_id: str) -> bool:
         """Whether there is a checkpoint with this ID."""
-        return self.store.knows(parse_name("checkpoint ID", checkpoint_id))
+        return knows(self.store, parse_name("checkpoint ID", checkpoint_id))
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
         """Jobs by name; page with `after=` the last name. A job whose checkpoints are all deleted is not listed."""
@@ -257,7 +257,7 @@ class ReadingManager:
         into: object = None,
         mapped: bool = False,
         device: object = None,
-    ) -> object:
+    ) -> Any:
         """Load the state of a checkpoint that was read from the store before."""
         self._check_open()
         patterns = [only] if isinstance(only, str) else only

@@ -22,6 +22,8 @@ from kedge.model import (
 )
 from kedge.ports import NewCheckpoint, Provided, Then
 
+from . import knows
+
 if TYPE_CHECKING:
     from . import Store
 
@@ -93,15 +95,15 @@ def branch_listed(
     None if it was deleted since it was listed.
     """
     while True:
-        if parent is not None and not store.knows(parent):
+        if parent is not None and not knows(store, parent):
             parent = None  # deleted: the line of ancestors begins here
         try:
             source = store.read(source_id)
             return store.branch(source, describe(source[0], parent), actor=actor)
         except NotFound:
-            if not store.knows(source_id):
+            if not knows(store, source_id):
                 return None
-            if parent is None or store.knows(parent):
+            if parent is None or knows(store, parent):
                 raise
 
 

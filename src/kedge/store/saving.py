@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from kedge.model import (
     Checkpoint,
     CheckpointId,
     new_checkpoint_id,
+    now_us,
     to_datetime,
 )
 from kedge.ports import (
@@ -40,7 +40,7 @@ from kedge.ports import (
     Outcomes,
 )
 
-from . import Save, Stored
+from . import Save, Stored, knows
 from .backlog import Backlog
 from .chunk_cache import KnownChunks
 from .chunk_reader import ChunkReader
@@ -119,7 +119,7 @@ class Saving(Loading):
 
     def _identity(self, request: Request) -> tuple[CheckpointId, int]:
         """The ID and the time of a new checkpoint: given ones where it is an old one."""
-        created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
+        created_us = now_us() if request.created_us is None else request.created_us
         return request.checkpoint_id or self.new_id(request.step, created_us), created_us
 
     def save_many(self, saves: Sequence[Save]) -> Outcomes:
@@ -319,7 +319,7 @@ class Saving(Loading):
         try:
             return self.turns.run(self._branch, source, request, actor)
         except Corrupted:
-            if self.knows(source[0].id):
+            if knows(self, source[0].id):
                 raise
             raise NotFound(
                 f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
@@ -338,7 +338,7 @@ class Saving(Loading):
                     raise _id_exists(record.id) from None
                 record = replace(record, id=self.new_id(record.step, record.created_us))
             except ChunksGone as gone:
-                if self.vault is None or attempt == _MAX_ATTEMPTS or not self.knows(source[0].id):
+                if self.vault is None or attempt == _MAX_ATTEMPTS or not knows(self, source[0].id):
                     raise Corrupted(
                         f"checkpoint {source[0].id} is damaged: {len(gone.digests)} of its chunks cannot be reused",
                         hint="kedge check names what is damaged; choose another one",

@@ -62,7 +62,7 @@ def layout(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width:
         shown.remove(max(droppable, key=lambda n: columns[n].drop))
 
 
-def _fit(columns: Sequence[Column[Any]], widths: dict[int, int], width: int) -> dict[int, int] | None:
+def _fit(columns: Sequence[Column[object]], widths: dict[int, int], width: int) -> dict[int, int] | None:
     """Widths that fit, the widest columns that may be cut narrowed first; None when nothing helps."""
     excess = sum(widths.values()) + _GAP * (len(widths) - 1) - width
     while excess > 0:
@@ -75,7 +75,7 @@ def _fit(columns: Sequence[Column[Any]], widths: dict[int, int], width: int) -> 
     return widths
 
 
-def _lines(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], widths: dict[int, int]) -> Iterator[str]:
+def _lines(columns: Sequence[Column[object]], rows: Sequence[Sequence[str]], widths: dict[int, int]) -> Iterator[str]:
     gap = " " * _GAP
     yield gap.join(style(pad(columns[n].title, w, columns[n].align), "head") for n, w in widths.items()).rstrip()
     last = list(widths)[-1]
@@ -89,14 +89,14 @@ def _lines(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], widths
         yield gap.join(shown).rstrip()
 
 
-def _is_filled(columns: Sequence[Column[Any]], widths: Mapping[int, int], width: int) -> bool:
+def _is_filled(columns: Sequence[Column[object]], widths: Mapping[int, int], width: int) -> bool:
     """Whether without the last column that may go only an ID and the like would be left."""
     is_rest_whole = all(columns[n].is_whole or columns[n].drop for n in widths)
     return is_rest_whole and max(w for n, w in widths.items() if columns[n].is_whole) > width // 2
 
 
 def _broken(
-    columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], natural: Mapping[int, int], width: int
+    columns: Sequence[Column[object]], rows: Sequence[Sequence[str]], natural: Mapping[int, int], width: int
 ) -> Iterator[str]:
     """For IDs that leave no room beside them: the ID on lines of its own, the rest of the row below it."""
     widest = max((n for n in natural if columns[n].is_whole), key=lambda n: natural[n])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -119,7 +118,7 @@ class IndexConditionSuite(IndexFixtures):
         assert index.events() == events
 
 
-def _is_refused(submit: Callable[..., str], *given: Any) -> bool:
+def _is_refused(submit: Callable[..., str], *given: object) -> bool:
     try:
         submit(*given)
     except Unmet:

@@ -33,7 +33,7 @@ def chunk(text: str, pack: str = "pack-1", offset: int = 0) -> Chunk:
     return Chunk(digest_of(text.encode()), 100, 60, Encoding.ZSTD, pack, offset)
 
 
-def with_chunks(*chunks: Chunk, job: str = "job", reused: Iterable[Chunk] = (), **fields: Any) -> NewCheckpoint:
+def with_chunks(*chunks: Chunk, job: str = "job", reused: Iterable[Chunk] = (), **fields: object) -> NewCheckpoint:
     """A save whose manifest is the digests it names, which is what `references` below reads."""
     named = [*(c.digest for c in chunks), *(c.digest for c in reused)]
     return record(

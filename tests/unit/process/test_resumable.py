@@ -191,7 +191,7 @@ def test_old_checkpoints_go(store: CheckpointManager, monkeypatch: pytest.Monkey
     process = Summing(store=store, checkpoint_policy=policy(max_checkpoints=50, max_age_hours=24))
     now = time.time_ns()
     for hours in range(0, 60, 5):
-        monkeypatch.setattr("kedge.store.saving.time.time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
+        monkeypatch.setattr("kedge.model.time.time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
         process.save_checkpoint("step", {"total": hours})
     kept = [int(store.load(c.id)["state"]["total"]) for c in store.list(process.process_id)]  # type: ignore[index]
     assert kept == [35, 40, 45, 50, 55]

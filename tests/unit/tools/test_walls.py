@@ -96,6 +96,19 @@ def test_too_many_modules_in_the_root_are_seen(walls: ModuleType, tmp_path: Path
     assert list(walls.findings(tmp_path)) == [("__init__.py", 1, "11 modules in the root, at most 10")]
 
 
+def test_a_package_may_not_use_any_more_often_than_before(
+    walls: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walls, "MAX_ANY", {"room": 2})
+    package(tmp_path, room__a="from typing import Any\nx: Any\n", room__b="y: Any\n", other="Anything = object\n")
+    assert list(walls.findings(tmp_path)) == []
+    package(tmp_path, room__c="def f(z: list[Any]): ...\n", other="x: Any\n")
+    assert [(place, text.partition(":")[0]) for place, _, text in walls.findings(tmp_path)] == [
+        ("other.py", "1 uses of Any, at most 0"),
+        ("room", "3 uses of Any, at most 2"),
+    ]
+
+
 @pytest.mark.parametrize("call", ["os.execv(p, argv)", "os.system(t)", "subprocess.run(a)", "subprocess.Popen(a)"])
 def test_programs_are_started_where_their_words_are_known(walls: ModuleType, call: str) -> None:
     [(line, text)] = walls.findings_in("care/gc.py", call + "\n")

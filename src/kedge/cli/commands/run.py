@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -55,7 +55,7 @@ def run_command(ctx: click.Context, session: Session, target: str, key: str | No
     pipeline.check_call((), arguments)
     key = pipeline.key_of(**arguments) if key is None else parse_run_key(key)
     with store_of(pipeline, session) as manager, errors_as_python_shows_them(ctx):
-        result: Any = pipeline.at(key, store=manager, progress=not session.as_json)(**arguments)
+        result: object = pipeline.at(key, store=manager, progress=not session.as_json)(**arguments)
         if inspect.iscoroutine(result):
             import asyncio
 
@@ -95,7 +95,7 @@ def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
             _leave_out_own_frames(before)
 
 
-def store_of(pipeline: Pipeline[..., Any], session: Session) -> AbstractContextManager[CheckpointManager]:
+def store_of(pipeline: Pipeline[..., object], session: Session) -> AbstractContextManager[CheckpointManager]:
     """The store that the pipeline would use when it is called in Python, unless --store says another."""
     from kedge.manager import CheckpointManager
 
@@ -107,7 +107,7 @@ def store_of(pipeline: Pipeline[..., Any], session: Session) -> AbstractContextM
     return session._replace(store=os.fspath(declared)).open(create=True)
 
 
-def load_pipeline(target: str) -> Pipeline[..., Any]:
+def load_pipeline(target: str) -> Pipeline[..., object]:
     """The pipeline that FILE.py:NAME names."""
     from kedge.errors import NotFound, Validation
     from kedge.pipeline import Pipeline

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kedge.containers import snapshot
 from kedge.containers.criu import images
@@ -87,7 +86,7 @@ def import_images(
     path: str,
     *,
     key: str,
-    spec: Mapping[str, Any],
+    spec: Mapping[str, object],
     work: str | os.PathLike[str] | None = None,
     lease: Lease | None = None,
 ) -> Imported:
@@ -154,7 +153,7 @@ def _snapshot(
     upper: Path | None,
     *,
     engine: str,
-    spec: Mapping[str, Any],
+    spec: Mapping[str, object],
     network: Network,
     descriptors: tuple[str, ...],
     borders: Mapping[str, list[int]] | None = None,

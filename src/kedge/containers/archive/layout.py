@@ -123,12 +123,12 @@ def unpack_tar(path: str | os.PathLike[str], directory: Path, limits: Limits) ->
             extraction.files(TarReader(plain, name=name, limits=limits))
 
 
-def annotations_of(spec: Mapping[str, Any]) -> dict[str, str]:
+def annotations_of(spec: Mapping[str, object]) -> dict[str, str]:
     """Annotations of a configuration: text only, whatever else is there."""
     return {key: value for key, value in mapping(spec.get("annotations")).items() if isinstance(value, str)}
 
 
-def format_of(spec: Mapping[str, Any]) -> str:
+def format_of(spec: Mapping[str, object]) -> str:
     """Whose archive a configuration comes from: podman, cri or containerd."""
     manager = annotations_of(spec).get(MANAGER_ANNOTATION)
     return next((name for name, known in MANAGERS.items() if known == manager), "containerd")
@@ -147,7 +147,7 @@ def read_json(path: Path) -> Any:
     return parse_json(data, path.name)
 
 
-def parse_json(data: bytes, name: str) -> Any:
+def parse_json(data: bytes, name: str) -> object:
     """What a JSON file says; None for an empty one."""
     try:
         return json.loads(data) if data.strip() else None
@@ -155,7 +155,7 @@ def parse_json(data: bytes, name: str) -> Any:
         raise Corrupted(f"{name} is not JSON: {error}", hint="get the archive again") from error
 
 
-def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+def safe_spec(spec: Mapping[str, object]) -> dict[str, object]:
     """What of a stranger's configuration may be kept: how the process ran, never what the host would do for it.
 
     Left away: annotations, hooks, devices, mounts from the host, paths of namespaces and cgroups, labels.
@@ -164,7 +164,7 @@ def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     mounts = [mount for mount in mappings(spec.get("mounts")) if _is_plain(mount)]
     types = [space.get("type") for space in mappings(linux.get("namespaces"))]
     namespaces = [{"type": name} for name in types if isinstance(name, str)]
-    safe: dict[str, Any] = {
+    safe: dict[str, object] = {
         "ociVersion": spec["ociVersion"] if isinstance(spec.get("ociVersion"), str) else "1.0.2",
         "process": {key: process[key] for key in _PROCESS_FIELDS if key in process},
         "root": {"path": "rootfs", "readonly": root.get("readonly") is True},
@@ -176,7 +176,7 @@ def safe_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     return safe
 
 
-def _is_plain(mount: Mapping[str, Any]) -> bool:
+def _is_plain(mount: Mapping[str, object]) -> bool:
     options = mount.get("options")
     words = options if isinstance(options, list) else []
     return str(mount.get("type")) in _PLAIN_MOUNTS and not {"bind", "rbind"} & {str(word) for word in words}
@@ -186,7 +186,7 @@ def mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def mappings(value: object) -> list[dict[str, Any]]:
+def mappings(value: object) -> list[dict[str, object]]:
     """The objects of a list; [] for anything else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 

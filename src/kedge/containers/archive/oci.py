@@ -67,7 +67,7 @@ def unpack(layout: Path, directory: Path, limits: Limits) -> None:
 
 
 def _unpack_containerd(
-    layout: Path, directory: Path, limits: Limits, named: list[dict[str, Any]], facts: Mapping[str, Any]
+    layout: Path, directory: Path, limits: Limits, named: list[dict[str, object]], facts: Mapping[str, object]
 ) -> None:
     for descriptor in named:
         media_type = str(descriptor.get("mediaType"))
@@ -88,7 +88,7 @@ def _unpack_containerd(
     (directory / CONFIG).write_text(json.dumps(config))
 
 
-def _spec(path: Path) -> dict[str, Any]:
+def _spec(path: Path) -> dict[str, object]:
     """The container's configuration: JSON as the value of a google.protobuf.Any."""
     if path.stat().st_size > 16 << 20:
         raise Validation("the configuration in the image is too large", hint="no engine writes that")
@@ -100,11 +100,11 @@ def _spec(path: Path) -> dict[str, Any]:
         raise Corrupted(f"the configuration in the image is damaged: {error}", hint="get it again") from error
 
 
-def _index(layout: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+def _index(layout: Path) -> tuple[list[dict[str, object]], list[dict[str, object]], dict[str, object]]:
     """(blobs that indexes name, manifests that they name, annotations about the indexes)."""
-    named: list[dict[str, Any]] = []
-    manifests: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
+    named: list[dict[str, object]] = []
+    manifests: list[dict[str, object]] = []
+    facts: dict[str, object] = {}
     waiting = [_document(read_json(layout / INDEX), INDEX)]
     for seen, document in enumerate(waiting):
         for descriptor in mappings(document.get("manifests")):
@@ -120,17 +120,17 @@ def _index(layout: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], di
     return named, manifests, facts
 
 
-def _read(layout: Path, descriptor: Mapping[str, Any]) -> dict[str, Any]:
+def _read(layout: Path, descriptor: Mapping[str, object]) -> dict[str, object]:
     return _document(read_json(_blob(layout, descriptor)), str(descriptor.get("digest")))
 
 
-def _document(value: object, name: str) -> dict[str, Any]:
+def _document(value: object, name: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise Corrupted(f"{name} is not a JSON object", hint="get the image again")
     return value
 
 
-def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
+def _blob(layout: Path, descriptor: Mapping[str, object]) -> Path:
     """The file of a blob, its digest verified. The name is made of hexadecimal digits only."""
     match = _DIGEST.fullmatch(str(descriptor.get("digest")))
     if match is None:
@@ -192,7 +192,7 @@ class _Blobs:
     def __init__(self) -> None:
         self._files: dict[str, tuple[BinaryIO, int]] = {}
 
-    def file(self, media_type: str, file: BinaryIO) -> dict[str, Any]:
+    def file(self, media_type: str, file: BinaryIO) -> dict[str, object]:
         """The descriptor of what is in `file`."""
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # a file, or BytesIO

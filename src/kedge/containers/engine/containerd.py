@@ -63,7 +63,7 @@ def tasks(address: str, namespace: str | None = None) -> Iterator[Task]:
             )
 
 
-def _spec(container: Message) -> dict[str, Any]:
+def _spec(container: Message) -> dict[str, object]:
     try:
         spec = json.loads(container.message(5).bytes(2) or b"{}")
     except ValueError:  # of a runtime that has its own kind of configuration

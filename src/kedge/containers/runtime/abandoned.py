@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 from kedge.containers.attempts import only_one
 from kedge.containers.pids import stat_of
@@ -46,7 +45,7 @@ class Abandoned:
         return f", and cannot be removed: {done.stderr.strip()}" if done is not None and done.returncode else ""
 
 
-def reason(container: Path, mark: Mark, state: Mapping[str, Any]) -> str:
+def reason(container: Path, mark: Mark, state: Mapping[str, object]) -> str:
     """What is wrong with a container that lives and may be abandoned; "" of others."""
     status = state.get("status")
     has_shim = engine_of(str(container.parent)) != "runc"

@@ -9,7 +9,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import marks
 from .marks import Mark
@@ -111,12 +111,12 @@ def engine_of(root: str) -> str:
     return "docker" if root.startswith("/run/docker") else "runc"
 
 
-def state_of(container: Path) -> dict[str, Any]:
+def state_of(container: Path) -> dict[str, object]:
     """What runc says of a container that lives, given as `root/identity`; nothing of others."""
     from kedge.containers.engine import runc  # start time
     from kedge.containers.programs import find_program
 
     program = os.environ.get("KEDGE_RUNC") or find_program("runc")
     done = runc.run(program, str(container.parent), "state", container.name)
-    state: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    state: dict[str, object] = json.loads(done.stdout) if done.returncode == 0 else {}
     return {} if state.get("status") == "stopped" else state

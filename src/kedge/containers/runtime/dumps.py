@@ -13,7 +13,6 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from kedge.blobs.group_files import make_own_folder
 from kedge.containers.archive import arch, importer
@@ -77,7 +76,7 @@ def _descend(home: str, parts: Sequence[str]) -> int:
 
 
 def import_dump(
-    manager: CheckpointManager, path: str, *, key: str, namespace: str, spec: Mapping[str, Any], lease: Lease
+    manager: CheckpointManager, path: str, *, key: str, namespace: str, spec: Mapping[str, object], lease: Lease
 ) -> None:
     """Import what lies there as a generation of `key`, unless that was done before."""
     work = state_directory()

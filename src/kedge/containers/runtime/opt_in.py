@@ -106,7 +106,7 @@ class Wish:
         return _joined([self.namespace, name] if self.namespace else [name])
 
 
-def wish_of(spec: Mapping[str, Any], owner: Owner | None = None, bundle: str = "") -> Wish | None:
+def wish_of(spec: Mapping[str, object], owner: Owner | None = None, bundle: str = "") -> Wish | None:
     """None when the container did not opt in; Validation when it asks for what cannot be."""
     env = _object(spec.get("process")).get("env")
     entries = env if isinstance(env, list) else ()
@@ -158,7 +158,7 @@ def _home_in_arch(environment: Mapping[str, str]) -> str:
     return (environment.get("ARCH_CHECKPOINT_HOST_PATH") or "/var/tmp/arch/checkpoint").rstrip("/")  # nosec B108
 
 
-def notes_of(spec: Mapping[str, Any]) -> dict[str, str]:
+def notes_of(spec: Mapping[str, object]) -> dict[str, str]:
     """The annotations of a container. What engines say of its pod is called as containerd calls it, and comes from the
     engine that it is: CRI-O passes on whatever the author of a pod has written, also in the name of containerd."""
     notes = {str(name): str(value) for name, value in _object(spec.get("annotations")).items()}
@@ -211,14 +211,14 @@ def has_made_up_name(pod: str) -> bool:
     return pod[-6:-5] == "-" and _DRAWN.issuperset(pod[-5:])
 
 
-def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
+def pod_of(spec: Mapping[str, object]) -> dict[str, str] | None:
     """{namespace, name, container} of a container of a pod, for lists; None of any other."""
     notes = notes_of(spec)
     names = [notes.get(name, "") for name in POD]
     return dict(zip(("namespace", "name", "container"), names, strict=True)) if all(names) else None
 
 
-def _object(value: object) -> dict[str, Any]:
+def _object(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 

@@ -121,7 +121,7 @@ def _may_be_replaced(destination: str, sharing: Sequence[_User], wanted: Tree, c
 
 def _newest(manager: CheckpointManager, checkpoint: Checkpoint, saved: _Saved, namespace: str) -> dict[str, Tree]:
     """By their names, what other containers of the same pod left in its volumes, this one not having run since."""
-    pod: Any = checkpoint.metadata.get("pod")
+    pod: object = checkpoint.metadata.get("pod")
     if checkpoint.metadata.get("is_running") or not isinstance(pod, dict) or not namespace:
         return {}
     trees: dict[str, tuple[float, Tree]] = {}

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from kedge.index.group_commit import Save
-from kedge.index.transactions import held, now_us
-from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, Lease
+from kedge.index.transactions import held
+from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, Lease, now_us
 from kedge.ports import CheckpointIds, Chunk, NewCheckpoint, Provided, Unmet, Update
 from kedge.ports.record import LAST_SEQ, checkpoint_of, columns_of
 

@@ -12,9 +12,9 @@ from psycopg import Pipeline
 
 from kedge.errors import Conflict, NotFound
 from kedge.index.rows import Row
-from kedge.index.transactions import JobRow, LeaseRow, now_us
+from kedge.index.transactions import JobRow, LeaseRow
 from kedge.index.writes import Packs, SqlWrites
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, now_us
 from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, RecordPlace, Seen, Unmet
 
 from .dialect import for_postgres

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from kedge.index.event_chain import chain_of
 from kedge.index.group_commit import REFUSALS, Save, Waiting
 from kedge.index.rows import Row, find_chunks
-from kedge.index.transactions import JobRow, LeaseRow, now_us
+from kedge.index.transactions import JobRow, LeaseRow
 from kedge.index.writes import Packs, SqlWrites
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, now_us
 from kedge.ports import Chunk, IdTaken, NewCheckpoint, RecordPlace, Seen
 from kedge.ports.record import SEQ_BITS, columns_of
 

@@ -13,7 +13,7 @@ VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 MAX_MESSAGE_BYTES = 16 << 20
 PARSE_ERROR, INVALID_REQUEST, NO_SUCH_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
-Document = dict[str, Any]
+Document = dict[str, object]
 
 
 class Tools(Protocol):

@@ -21,7 +21,7 @@ LISTED, MAX_LISTED = 20, 200
 SHOWN_ITEMS, SHOWN_CHARACTERS = 50, 2000
 SHOWN_CHANGES = 100
 
-Document = dict[str, Any]
+Document = dict[str, object]
 
 _REFERENCE = 'a checkpoint ID, or a job for its newest checkpoint; "plan~1" is the one before it, "plan#3" number 3'
 _INSTRUCTIONS = (
@@ -205,7 +205,7 @@ def _described(name: str, tool: Tool) -> Document:
     }
 
 
-def _parsed(name: str, tool: Tool, given: Mapping[str, Any]) -> Document:
+def _parsed(name: str, tool: Tool, given: Mapping[str, object]) -> Document:
     """The arguments of a call, as the tool describes them."""
     for argument in given:
         if argument not in tool.arguments:
@@ -232,7 +232,7 @@ def _is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, int, str)
 
 
-def _fitting(state: Any, checkpoint: Checkpoint) -> Any:
+def _fitting(state: object, checkpoint: Checkpoint) -> object:
     if len(json.dumps(state)) > 2 * MAX_STATE_BYTES:
         raise _too_large(checkpoint)
     return state

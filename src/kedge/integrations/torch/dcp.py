@@ -176,7 +176,7 @@ class KedgeReader(_Place, StorageReader):  # type: ignore[misc]
             raise NotFound(f"job {self.job} has no whole save{which}", hint="kedge list JOB shows what there is")
         return whole[-1]
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -185,7 +185,7 @@ class KedgeReader(_Place, StorageReader):  # type: ignore[misc]
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
 
-    def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
+    def read_data(self, plan: LoadPlan, planner: object) -> Future[None]:
         by_part: dict[str, list[tuple[str, ReadItem]]] = {}
         for item in plan.items:
             part, key = self._places[item.storage_index]

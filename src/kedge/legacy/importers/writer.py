@@ -6,7 +6,6 @@ was continued in the store since it was imported is left alone: its newest check
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from kedge import codec
 from kedge.chunks import INLINE_BYTES
 from kedge.errors import CheckpointError, Conflict, NotFound, StorageError
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, new_checkpoint_id
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, new_checkpoint_id, now_us
 from kedge.store.request import Request, parse_request
 
 from .common import SAVED_HERE, Draft, Finding, Verdict, clean, digest, mapping
@@ -172,7 +171,7 @@ class Writer:
         if request.parent is not None:
             request = replace(request, parent=self._renamed.get(request.parent, request.parent))
         if self._hides_names and request.checkpoint_id is not None:
-            drawn = new_checkpoint_id("checkpoint", request.created_us or time.time_ns() // 1000)
+            drawn = new_checkpoint_id("checkpoint", request.created_us or now_us())
             self._renamed[request.checkpoint_id] = drawn
             request = replace(request, checkpoint_id=drawn)
         return request

@@ -69,7 +69,7 @@ def _parent(store: CheckpointManager, record: Checkpoint) -> Checkpoint | None:
         return None
 
 
-def _in_lines(metadata: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+def _in_lines(metadata: Mapping[str, object]) -> list[tuple[str, str]] | None:
     """Metadata that is short enough to be read at a glance; None for any other."""
     if len(metadata) > _FACTS or any(isinstance(value, dict | list) for value in metadata.values()):
         return None

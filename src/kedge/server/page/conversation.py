@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.errors import Corrupted, NotFound
@@ -87,7 +86,7 @@ def conversation_in(checkpoint: Checkpoint, outline: object, start: int | None =
     return Conversation(checkpoint, messages, first, len(raw))
 
 
-def _raw_messages(outline: object) -> list[Any]:
+def _raw_messages(outline: object) -> list[object]:
     for place in _PLACES:
         value: object = outline
         for name in place.split("/"):
@@ -145,7 +144,7 @@ def _message(raw: object) -> Message | None:
     return _made(said_by, raw) if isinstance(said_by, str) and has_content else None
 
 
-def _made(role: str, fields: Mapping[str, Any]) -> Message:
+def _made(role: str, fields: Mapping[str, object]) -> Message:
     content = fields.get("content", fields.get("parts"))
     if isinstance(content, Mapping) and isinstance(content.get("parts"), list):  # an event of Google's ADK
         role, content = str(content.get("role") or role), content["parts"]

@@ -70,7 +70,7 @@ def generations_of(
     )
 
 
-def _state_of(store: CheckpointManager, outlines: Outlines, checkpoint: Checkpoint) -> Mapping[str, Any]:
+def _state_of(store: CheckpointManager, outlines: Outlines, checkpoint: Checkpoint) -> Mapping[str, object]:
     try:
         state = outlines.open(store, checkpoint.id).outline
     except Corrupted:
@@ -79,7 +79,7 @@ def _state_of(store: CheckpointManager, outlines: Outlines, checkpoint: Checkpoi
 
 
 def _generation(
-    checkpoint: Checkpoint, state: Mapping[str, Any], before: Checkpoint | None, earlier: Mapping[str, Any]
+    checkpoint: Checkpoint, state: Mapping[str, object], before: Checkpoint | None, earlier: Mapping[str, object]
 ) -> Generation:
     metadata = checkpoint.metadata
     paused, running = metadata.get("paused_ms"), metadata.get("is_running")
@@ -96,7 +96,7 @@ def _generation(
 
 
 def _changes(
-    checkpoint: Checkpoint, state: Mapping[str, Any], before: Checkpoint | None, earlier: Mapping[str, Any]
+    checkpoint: Checkpoint, state: Mapping[str, object], before: Checkpoint | None, earlier: Mapping[str, object]
 ) -> list[str]:
     now, then = _processes(state), _processes(earlier)
     began = [f"{facts['name']} ({pid})" for pid, facts in now.items() if not _is_same(facts, then.get(pid))]
@@ -116,7 +116,7 @@ def _changes(
     return changes
 
 
-def _memory(processes: Mapping[str, Mapping[str, Any]]) -> int:
+def _memory(processes: Mapping[str, Mapping[str, object]]) -> int:
     return sum(_whole(facts.get("memory_bytes")) for facts in processes.values())
 
 
@@ -128,14 +128,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _processes(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _processes(state: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
     given = state.get("processes")
     if not isinstance(given, Mapping):
         return {}
     return {str(pid): {"name": "?", **facts} for pid, facts in given.items() if isinstance(facts, Mapping)}
 
 
-def _tree(processes: Mapping[str, Mapping[str, Any]]) -> list[Process]:
+def _tree(processes: Mapping[str, Mapping[str, object]]) -> list[Process]:
     """Each below its parent."""
     below: dict[str, list[str]] = {}
     for pid, facts in processes.items():

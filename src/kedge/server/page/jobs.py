@@ -142,7 +142,7 @@ async def job(
 
 def _as_what_it_is(
     request: Request, store: CheckpointManager, job: str, is_: About, before: int | None, start: int | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What the page of a thread, or of a container, shows above its history."""
     outlines = memory_of(request).outlines
     is_thread, is_container = is_.kind is Kind.THREAD, is_.kind is Kind.CONTAINER

@@ -106,10 +106,10 @@ async def clean_all(request: Request, access: Writer) -> Response:
     return see(request, "/retention", f"{len(done.delete):,} checkpoints deleted. gc gives back their space.")
 
 
-def _planned(store: CheckpointManager, rules: Mapping[str, str], job: str | None) -> dict[str, Any]:
+def _planned(store: CheckpointManager, rules: Mapping[str, str], job: str | None) -> dict[str, object]:
     """What the rules would delete, or what is wrong with them."""
     warning = needed_for(store.store, job) if job is not None else ""
-    nothing: dict[str, Any] = {"plan": None, "problem": "", "by_job": [], "warning": warning}
+    nothing: dict[str, object] = {"plan": None, "problem": "", "by_job": [], "warning": warning}
     if not rules:
         return nothing
     if job is None and store.stats()["checkpoints"] > _MOST_PLANNED:

@@ -167,7 +167,7 @@ async def run(
     return await answer(request, access, "run.html", facts)
 
 
-def _times(store: CheckpointManager, run: RunSummary) -> dict[str, Any]:
+def _times(store: CheckpointManager, run: RunSummary) -> dict[str, object]:
     """When a run began, and how long it took from then to its end: with several sessions, what was between them too."""
     first = store.list(run.key, after=0, limit=1)
     began = first[0].created_at if first else None
@@ -176,7 +176,7 @@ def _times(store: CheckpointManager, run: RunSummary) -> dict[str, Any]:
     return {"began": began, "took": duration(seconds) if seconds > 0 else ""}
 
 
-def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_failed_items: bool) -> dict[str, Any]:
+def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_failed_items: bool) -> dict[str, object]:
     """What a run waits for, and what can be done with it."""
     key, may_write = run.key, access.caller.scope.includes(Scope.WRITE)
     at_work = run.status is RunStatus.RUNNING
@@ -322,7 +322,7 @@ def runs_again(steps: Sequence[Explanation], maps: Sequence[MapItems], run: RunS
 
 def _traceback(store: CheckpointManager, checkpoint_id: str) -> str:
     try:
-        state: Any = store.load(checkpoint_id)
+        state: object = store.load(checkpoint_id)
     except Corrupted as error:
         return error.message
     return str(state.get("traceback", "")) if isinstance(state, dict) else ""
@@ -342,7 +342,7 @@ async def execution(request: Request, access: Reader, execution_id: str) -> Resp
     return await answer(request, access, "execution.html", facts)
 
 
-def _execution_step(step: Mapping[str, Any]) -> dict[str, Any]:
+def _execution_step(step: Mapping[str, object]) -> dict[str, object]:
     approval = str(step["approval_status"] or "") if step["approval_required"] else ""
     if step["approval_actor"]:
         comment = f": {step['approval_comment']}" if step["approval_comment"] else ""

@@ -144,7 +144,9 @@ class Spending:
         return bars, datetime.fromtimestamp(begin, UTC), bar_s
 
 
-def _chart(bars: list[dict[str | None, Decimal]], models: list[str], begin: datetime, bar_s: float, span: str) -> Any:
+def _chart(
+    bars: list[dict[str | None, Decimal]], models: list[str], begin: datetime, bar_s: float, span: str
+) -> object:
     columns = []
     for n, bar in enumerate(bars):
         whole = sum(bar.values(), Decimal(0))

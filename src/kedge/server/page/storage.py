@@ -61,7 +61,7 @@ async def storage(
     return await answer(request, access, "storage.html", facts)
 
 
-def _chart(grown: Grown, coloured: list[str]) -> Any:
+def _chart(grown: Grown, coloured: list[str]) -> object:
     columns = []
     for n, bar in enumerate(grown.bars):
         at = grown.begin + timedelta(seconds=n * grown.bar_s)

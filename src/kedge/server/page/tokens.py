@@ -40,7 +40,7 @@ async def create_token(
     if foreign := [namespace for namespace in namespaces if namespace not in access.caller.namespaces]:
         raise NotAllowed(f"namespace {foreign[0][:128]} is not open to you", hint="ask for a token for it")
 
-    def make(_: CheckpointManager) -> dict[str, Any]:
+    def make(_: CheckpointManager) -> dict[str, object]:
         made, text = _managed(access).create(name, scope, namespaces, expires_days=_parse_days(days))
         return {**_facts(access), "made": made, "text": text}
 

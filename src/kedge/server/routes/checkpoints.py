@@ -57,7 +57,7 @@ async def list_checkpoints(
     order: Annotated[str, Query(pattern="^(newest|oldest)$", description="Which come first.")] = "newest",
     limit: PageSize = 50,
     cursor: Cursor = None,
-) -> Any:
+) -> object:
     """The checkpoints of a job, without their states; an unknown job has none."""
     tags = _pairs(tag or [])
     wanted = {path: _value(text) for path, text in _pairs(metadata or []).items()}
@@ -82,7 +82,7 @@ async def find_keys(
         int | None, Query(ge=0, le=(1 << 53) - 1, description="Without keys: all above this number.")
     ] = None,
     limit: PageSize = 50,
-) -> Any:
+) -> object:
     """What was saved under idempotency keys: under these, or under any among the next sequence numbers."""
     if key and after is not None:
         raise Validation("parameter 'after' is for a listing without 'key'", hint="leave one of them out")
@@ -107,19 +107,19 @@ async def delete_checkpoint(access: Writes, checkpoint_id: schemas.CheckpointId)
 
 
 @router.patch("/checkpoints/{checkpoint_id}/tags", response_model=schemas.Checkpoint)
-async def change_tags(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.TagChange) -> Any:
+async def change_tags(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.TagChange) -> object:
     """Set tags, or remove those given as null; others stay."""
     return JsonAnswer((await access.ask(lambda store: store.tag(checkpoint_id, **wish.tags))).to_json())
 
 
 @router.put("/checkpoints/{checkpoint_id}/pin", response_model=schemas.Checkpoint)
-async def change_pin(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.PinChange) -> Any:
+async def change_pin(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.PinChange) -> object:
     """Keep a checkpoint from every cleanup and delete, or let go of it."""
     return JsonAnswer((await access.ask(lambda store: store.pin(checkpoint_id, wish.pinned))).to_json())
 
 
 @router.put("/checkpoints/{checkpoint_id}/status", response_model=schemas.Checkpoint)
-async def change_status(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.StatusChange) -> Any:
+async def change_status(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.StatusChange) -> object:
     """Mark a checkpoint: `latest` passes a corrupted one over."""
     changed = await access.ask(lambda store: store.set_status(checkpoint_id, wish.status))
     return JsonAnswer(changed.to_json())
@@ -146,7 +146,7 @@ async def branch(
 
 
 @router.post("/jobs/{job}/copy", status_code=201, response_model=schemas.Copied)
-async def copy_job(access: Writes, job: schemas.Name, wish: schemas.Copy) -> Any:
+async def copy_job(access: Writes, job: schemas.Name, wish: schemas.Copy) -> object:
     """Copy a job's history to a new name; both share all bytes. Safe to repeat."""
     return {"job": wish.to, "checkpoints": len(await access.ask(lambda store: store.copy(job, wish.to)))}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from fastapi import APIRouter
 
@@ -23,7 +22,7 @@ _PREFIX = "container:"
 
 
 @router.get("/containers", response_model=schemas.CheckpointPage)
-async def list_containers(access: Reads, limit: PageSize = 50, cursor: NameCursor = None) -> Any:
+async def list_containers(access: Reads, limit: PageSize = 50, cursor: NameCursor = None) -> object:
     """The newest checkpoint of each container; its history is that of its job."""
 
     def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:

@@ -31,10 +31,10 @@ async def list_executions(
     state: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|unreadable)$")] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
-) -> Any:
+) -> object:
     """Executions by ID."""
 
-    def find(store: CheckpointManager) -> tuple[list[dict[str, Any]], str | None]:
+    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
         def look(name: str) -> Iterator[dict[str, Any]]:
             if _is_execution(store, name):
                 status = Workflows(store).get_execution_status(name)
@@ -48,10 +48,10 @@ async def list_executions(
 
 
 @router.get("/executions/{execution_id}", response_model=run_schemas.ExecutionDetail)
-async def get_execution(access: Reads, execution_id: Execution) -> Any:
+async def get_execution(access: Reads, execution_id: Execution) -> object:
     """The whole execution, and every change that led to it."""
 
-    def find(store: CheckpointManager) -> dict[str, Any]:
+    def find(store: CheckpointManager) -> dict[str, object]:
         workflows = Workflows(store)
         state = to_json_view(workflows.get_execution(execution_id))
         return {"execution": state, "history": workflows.get_checkpoint_history(execution_id)}
@@ -60,20 +60,20 @@ async def get_execution(access: Reads, execution_id: Execution) -> Any:
 
 
 @router.post("/executions", status_code=201, response_model=run_schemas.Started)
-async def start_execution(access: Writes, wish: run_schemas.StartExecution) -> Any:
+async def start_execution(access: Writes, wish: run_schemas.StartExecution) -> object:
     """Begin an execution."""
     started = await _change(access, lambda w: w.start_workflow_execution(**wish.model_dump()))
     return {"execution_id": started}
 
 
 @router.post("/executions/{execution_id}/checkpoints", status_code=201, response_model=dict[str, schemas.Json])
-async def add_step(access: Writes, execution_id: Execution, wish: run_schemas.AddStep) -> Any:
+async def add_step(access: Writes, execution_id: Execution, wish: run_schemas.AddStep) -> object:
     """A new checkpoint of a running execution; with approval_required both wait for a decision."""
     return JsonAnswer(await _change(access, lambda w: w.create_checkpoint(execution_id, **wish.model_dump())), 201)
 
 
 @router.post("/executions/{execution_id}/complete", response_model=run_schemas.Changed)
-async def complete_step(access: Writes, execution_id: Execution, wish: run_schemas.CompleteStep) -> Any:
+async def complete_step(access: Writes, execution_id: Execution, wish: run_schemas.CompleteStep) -> object:
     """Complete the newest open checkpoint of a name, or the one with an ID."""
     done = await _change(
         access, lambda w: w.complete_checkpoint(execution_id, wish.checkpoint, wish.output_data, wish.success)
@@ -82,13 +82,13 @@ async def complete_step(access: Writes, execution_id: Execution, wish: run_schem
 
 
 @router.post("/executions/{execution_id}/pause", response_model=run_schemas.Changed)
-async def pause_execution(access: Writes, execution_id: Execution) -> Any:
+async def pause_execution(access: Writes, execution_id: Execution) -> object:
     """Pause a running execution."""
     return {"changed": await _change(access, lambda w: w.pause_execution(execution_id))}
 
 
 @router.post("/executions/{execution_id}/resume", response_model=run_schemas.Changed)
-async def resume_execution(access: Writes, execution_id: Execution) -> Any:
+async def resume_execution(access: Writes, execution_id: Execution) -> object:
     """Go on; nothing resumes past an approval that is pending or denied."""
     return {"changed": await _change(access, lambda w: w.resume_execution(execution_id))}
 
@@ -96,17 +96,17 @@ async def resume_execution(access: Writes, execution_id: Execution) -> Any:
 @router.post("/executions/{execution_id}/end", response_model=run_schemas.Changed)
 async def end_execution(
     access: Writes, execution_id: Execution, wish: Annotated[run_schemas.EndExecution | None, Body()] = None
-) -> Any:
+) -> object:
     """End an execution; a successful end needs all its checkpoints to be done."""
     success = wish is None or wish.success
     return {"changed": await _change(access, lambda w: w.complete_execution(execution_id, success))}
 
 
 @router.get("/approvals", response_model=run_schemas.ApprovalPage, tags=["approvals"])
-async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> Any:
+async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> object:
     """What waits for somebody's decision."""
 
-    def find(store: CheckpointManager) -> tuple[list[dict[str, Any]], str | None]:
+    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
         return page_of(store, prefix, cursor, limit, lambda name: _pending(store, name))
 
     approvals, following = await access.ask(find)
@@ -114,7 +114,7 @@ async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 5
 
 
 @router.post("/approvals", response_model=run_schemas.Decision, tags=["approvals"])
-async def decide_approval(access: Writes, wish: run_schemas.Decide) -> Any:
+async def decide_approval(access: Writes, wish: run_schemas.Decide) -> object:
     """Approve or deny, for good: a second decision is a conflict. The token's name is kept with it."""
     actor = access.caller.actor
     await access.ask(lambda store: decide(store, wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment))
@@ -138,5 +138,5 @@ def _is_execution(store: CheckpointManager, name: str) -> bool:
     return bool(newest) and newest[0].metadata.get("kind") == "execution"
 
 
-async def _change(access: Access, change: Callable[[Workflows], Any]) -> Any:
+async def _change(access: Access, change: Callable[[Workflows], object]) -> object:
     return await access.ask(lambda store: change(Workflows(store)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -20,14 +18,14 @@ router = APIRouter(tags=["operations"], responses=PROBLEMS, route_class=GatedRou
 
 @router.get("/healthz", response_model=schemas.Health)
 @public
-async def healthz() -> Any:
+async def healthz() -> object:
     """The process answers."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", response_model=schemas.Health)
 @public
-async def readyz(request: Request) -> Any:
+async def readyz(request: Request) -> object:
     """The store takes writes, and the service is not about to stop."""
     service = service_of(request)
     if service.is_draining:
@@ -47,7 +45,7 @@ async def metrics(access: Reads) -> Response:
 
 @router.get("/openapi.json", include_in_schema=False)
 @public
-async def openapi(request: Request) -> Any:
+async def openapi(request: Request) -> object:
     """What this service takes and answers."""
     root = request.scope.get("root_path", "")
     return JSONResponse({**request.app.openapi(), **({"servers": [{"url": root}]} if root else {})})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
@@ -21,7 +21,7 @@ NameCursor = Annotated[schemas.Name | None, Query(description="Continue listing 
 
 
 @router.get("/jobs", response_model=schemas.JobPage)
-async def list_jobs(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> Any:
+async def list_jobs(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> object:
     """Jobs by name."""
     jobs = await access.ask(lambda store: store.jobs(prefix, limit + 1, cursor))
     page = jobs[:limit]
@@ -29,7 +29,7 @@ async def list_jobs(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cu
 
 
 @router.get("/jobs/{job}", response_model=schemas.Job)
-async def get_job(access: Reads, job: schemas.Name) -> Any:
+async def get_job(access: Reads, job: schemas.Name) -> object:
     """One job, with its counters and its retention policy."""
     jobs = await access.ask(lambda store: store.jobs(job, 1))
     if not jobs or jobs[0].name != job:
@@ -42,7 +42,7 @@ async def delete_job(
     access: Writes,
     job: schemas.Name,
     even_pinned: Annotated[bool, Query(description="Delete pinned checkpoints too.")] = False,
-) -> Any:
+) -> object:
     """Delete all checkpoints of a job and its retention policy. A pinned checkpoint is a conflict."""
     deleted = await access.ask(lambda store: store.delete_job(job, even_pinned=even_pinned))
     return {"job": job, "deleted": deleted}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
@@ -24,11 +24,11 @@ async def llm_stats(
     access: Reads,
     by: Annotated[list[Literal["model", "run", "step"]] | None, Query(description="Group by these.")] = None,
     run: Annotated[schemas.Name | None, Query(description="Only calls of this run.")] = None,
-) -> Any:
+) -> object:
     """Money spent on calls that were made, and saved by those answered from the store. Unpriced calls are counted."""
     fields = tuple(dict.fromkeys(by or ["model"]))
 
-    def add_up(store: CheckpointManager) -> dict[str, Any]:
+    def add_up(store: CheckpointManager) -> dict[str, object]:
         bills = totals(store, run=run, by=fields)
         record = next((job for job in store.jobs(JOB, 1) if job.name == JOB), None)
         groups = [{"key": dict(zip(fields, key, strict=True)), "bill": bill.to_json()} for key, bill in bills.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Query
 from pydantic import BaseModel, Field
@@ -85,7 +85,7 @@ class CleanupRequest(BaseModel):
 
 
 @router.get("", response_model=OlderList)
-async def list_checkpoints(access: Reads, job_id: Annotated[OldName, Query(examples=["job_9"])]) -> Any:
+async def list_checkpoints(access: Reads, job_id: Annotated[OldName, Query(examples=["job_9"])]) -> object:
     """All checkpoints of a job, oldest first; an unknown job has none."""
     checkpoints = await access.ask(lambda store: store.list(_job(job_id)))
     return {
@@ -97,7 +97,7 @@ async def list_checkpoints(access: Reads, job_id: Annotated[OldName, Query(examp
 
 
 @router.get("/{checkpoint_id}", response_model=OlderState)
-async def get_checkpoint(access: Reads, checkpoint_id: str) -> Any:
+async def get_checkpoint(access: Reads, checkpoint_id: str) -> object:
     """A checkpoint with its state."""
     checkpoint, state = await access.ask(lambda store: _read(store, checkpoint_id))
     return {**_metadata(checkpoint), "state_snapshot": state}
@@ -106,7 +106,7 @@ async def get_checkpoint(access: Reads, checkpoint_id: str) -> Any:
 @router.post("/{checkpoint_id}/restore", response_model=OlderRestored)
 async def restore_checkpoint(
     access: Writes, checkpoint_id: str, wish: Annotated[RestoreRequest | None, Body()] = None
-) -> Any:
+) -> object:
     """The state; with `resume`, handed to the job runner, which is called once."""
     checkpoint, state = await access.ask(lambda store: _read(store, checkpoint_id))
     job = old_job_of(checkpoint)
@@ -138,7 +138,7 @@ async def delete_checkpoint(access: Writes, checkpoint_id: str) -> Response:
 
 
 @router.post("/cleanup", response_model=OlderCleaned)
-async def clean_up(access: Writes, wish: CleanupRequest) -> Any:
+async def clean_up(access: Writes, wish: CleanupRequest) -> object:
     """Delete all but the newest checkpoints of a job."""
 
     def clean(store: CheckpointManager) -> tuple[int, int]:
@@ -151,7 +151,7 @@ async def clean_up(access: Writes, wish: CleanupRequest) -> Any:
     return {"job_id": wish.job_id, "deleted_count": deleted, "kept_count": remaining, "timestamp": _now()}
 
 
-def _read(store: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, Any]:
+def _read(store: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, object]:
     checkpoint = _find(store, checkpoint_id)
     state = open_state(store.store, checkpoint.id)
     return checkpoint, to_json_view(state.outline, fields_of=with_content(state, _ARRAYS_BYTES, hint=_IN_PARTS))

@@ -54,13 +54,13 @@ async def gc(
 
 
 @router.get("/tasks", response_model=schemas.TaskList)
-async def list_tasks(access: Reads) -> Any:
+async def list_tasks(access: Reads) -> object:
     """Background tasks, newest first."""
     return JsonAnswer({"tasks": await access.ask(lambda _: access.service.tasks.all(access.namespace))})
 
 
 @router.get("/tasks/{task_id}", response_model=schemas.Task)
-async def get_task(access: Reads, task_id: schemas.Name) -> Any:
+async def get_task(access: Reads, task_id: schemas.Name) -> object:
     """How far a background task is, and what came of it."""
     return JsonAnswer(await access.ask(lambda _: access.service.tasks.get(task_id, access.namespace)))
 
@@ -72,7 +72,7 @@ async def audit_log(
     cursor: Cursor = None,
     order: Annotated[str, Query(pattern="^(newest|oldest)$", description="Which come first.")] = "newest",
     after: Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Only entries above this one.")] = 0,
-) -> Any:
+) -> object:
     """Who changed what. Every change of the store is an entry, chained to the one before by SHA-256."""
     if order == "newest":
         events = await access.ask(lambda store: store.events(after, limit + 1, newest=True, before=cursor))
@@ -88,14 +88,14 @@ async def audit_log(
 async def verify_audit(
     access: Administers,
     until: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Only up to this entry.")] = None,
-) -> Any:
+) -> object:
     """Read the log of changes from its beginning and prove that no entry was altered or removed."""
     chain = await access.ask(lambda store: store.audit(until))
     return {**asdict(chain), "ok": chain.broken_at is None}
 
 
 @router.post("/jobs/{job}/lease", status_code=201, response_model=schemas.Lease)
-async def take_lease(access: Writes, job: schemas.Name, wish: schemas.TakeLease) -> Any:
+async def take_lease(access: Writes, job: schemas.Name, wish: schemas.TakeLease) -> object:
     """The right to write a job, for a while; a conflict while somebody else has it. Renew it in time."""
     return asdict(await access.ask(lambda store: store.store.acquire_lease(job, wish.holder, wish.ttl_s)))
 

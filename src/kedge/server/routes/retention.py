@@ -37,7 +37,7 @@ async def apply(access: Writes, wish: schemas.PlanRequest) -> Any:
 
 
 @router.put("/jobs/{job}/retention", response_model=schemas.Job)
-async def set_retention(access: Writes, job: schemas.Name, wish: schemas.SetRetention) -> Any:
+async def set_retention(access: Writes, job: schemas.Name, wish: schemas.SetRetention) -> object:
     """The policy that is applied after saves of this job; null ends that."""
     policy = None if wish.policy is None else _policy(wish.policy)
 

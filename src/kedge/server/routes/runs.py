@@ -52,7 +52,7 @@ async def list_runs(
     ] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
-) -> Any:
+) -> object:
     """Runs by key."""
 
     def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
@@ -68,7 +68,7 @@ async def list_runs(
 
 
 @router.get("/runs/{key}", response_model=run_schemas.RunDetail)
-async def get_run(access: Reads, key: schemas.Name) -> Any:
+async def get_run(access: Reads, key: schemas.Name) -> object:
     """A run, each of its steps with what became of it and why, and its newest log lines."""
 
     def find(store: CheckpointManager) -> dict[str, object]:
@@ -87,14 +87,14 @@ async def get_run(access: Reads, key: schemas.Name) -> Any:
 
 
 @router.get("/runs/{key}/attempts", response_model=schemas.CheckpointPage)
-async def list_attempts(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> Any:
+async def list_attempts(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> object:
     """The failed attempts of a run's steps, oldest first; each is a checkpoint whose metadata tells the error."""
     records, following = await access.ask(lambda store: _records(store, key, "attempt", limit, cursor))
     return JsonAnswer({"checkpoints": [c.to_json() for c in records], "next_cursor": following})
 
 
 @router.get("/runs/{key}/items", response_model=run_schemas.ItemPage)
-async def list_items(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> Any:
+async def list_items(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> object:
     """The items of a run's maps in the batches in which they were recorded, oldest first, with those that failed."""
 
     def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
@@ -132,13 +132,13 @@ def _batch(store: CheckpointManager, record: Checkpoint) -> dict[str, object]:
 
 
 @router.post("/runs/{key}/cancel", response_model=run_schemas.Cancelled)
-async def cancel_run(access: Writes, key: schemas.Name) -> Any:
+async def cancel_run(access: Writes, key: schemas.Name) -> object:
     """End a run for good; what it finished is kept."""
     return {"run": key, "cancelled": await access.ask(lambda store: cancel(store, key))}
 
 
 @router.post("/runs/{key}/signals", status_code=201, response_model=run_schemas.Sent)
-async def send_signal(access: Writes, key: schemas.Name, wish: run_schemas.Signal) -> Any:
+async def send_signal(access: Writes, key: schemas.Name, wish: run_schemas.Signal) -> object:
     """Send a value to a run that waits, or will wait, for it."""
 
     def post(store: CheckpointManager) -> str:

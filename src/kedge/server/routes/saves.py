@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
 
@@ -55,7 +55,7 @@ async def save_checkpoint(
             min_length=1, max_length=MAX_KEY, description="The same again answers the first; with another state: 409."
         ),
     ] = None,
-) -> Any:
+) -> object:
     """Save a state as the next checkpoint of a job. Durable when this answers.
 
     As JSON, or as multipart/form-data: the part `checkpoint` is that JSON, other parts are buffers, which the state
