@@ -34,7 +34,7 @@ class _Threads:
         """Also in a forked child, which has none of its parent's."""
         self._workers = Workers(_THREADS, "kedge-aio", keep=4)
 
-    async def run(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def run(self, method: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         call = functools.partial(contextvars.copy_context().run, method, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._workers, call)
 

@@ -44,7 +44,7 @@ class _Guarded:
             object.__setattr__(self, name, value)
 
 
-def _guard(port: Any, name: str) -> Callable[..., Any]:
+def _guard(port: Any, name: str) -> Callable[..., object]:
     calling = wait_for if name == "wait_for_event" else run
     is_in_place = name in getattr(port, "in_place", ())
 
@@ -60,7 +60,7 @@ def _guard(port: Any, name: str) -> Callable[..., Any]:
     return call
 
 
-def _steps(items: Iterator[Any]) -> Iterator[Any]:
+def _steps(items: Iterator[Any]) -> Iterator[object]:
     """A generator works when it is asked for the next item: that too must happen elsewhere."""
     end = object()
     while (item := run(next, items, end)) is not end:

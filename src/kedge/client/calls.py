@@ -52,8 +52,8 @@ class Endpoint(Generic[P, T]):
     @overload
     def __get__(self, client: Client, owner: type) -> Callable[P, T]: ...
     @overload
-    def __get__(self, client: AsyncClient, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, client: Any, owner: type) -> Any:
+    def __get__(self, client: AsyncClient, owner: type) -> Callable[P, Coroutine[Any, object, T]]: ...
+    def __get__(self, client: Any, owner: type) -> object:
         if client is None:
             return self
 

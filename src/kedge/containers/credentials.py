@@ -45,7 +45,7 @@ def confinement(spec: Mapping[str, object]) -> list[str]:
     return [f"--lsm-profile=selinux:{label}"] if label else []
 
 
-def _excess(thread: Rights, spec: Mapping[str, Any]) -> Iterator[str]:
+def _excess(thread: Rights, spec: Mapping[str, object]) -> Iterator[str]:
     process = _process(spec)
     user = process.get("user") or {}
     sets = process.get("capabilities") or {}
@@ -73,7 +73,7 @@ def _excess(thread: Rights, spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refuse_other_users(
-    maps: tuple[list[rights.Mapping], list[rights.Mapping]] | None, spec: Mapping[str, Any]
+    maps: tuple[list[rights.Mapping], list[rights.Mapping]] | None, spec: Mapping[str, object]
 ) -> None:
     linux = _linux(spec)
     has_own = any(entry.get("type") == "user" for entry in linux.get("namespaces") or ())

@@ -171,7 +171,7 @@ class Comparison:
         old_marks = {mark for mark, _ in _whole_chunks(self._old.contents(old))}
         return sum(size for mark, size in _whole_chunks(self._new.contents(new)) if mark in old_marks)
 
-    def _is_same(self, old: Any, new: Any) -> bool:
+    def _is_same(self, old: object, new: object) -> bool:
         kind = type(new)
         if kind in _PLAIN:
             if type(old) is not kind or old != new:

@@ -43,13 +43,13 @@ def npy_header(summary: BufferSummary) -> bytes | None:
     )
 
 
-def _descr(dtype: Any) -> Any:
+def _descr(dtype: Any) -> object:
     """A stored dtype in the words of .npy headers."""
     if isinstance(dtype, str):
         return dtype.replace("q", "i8").replace("Q", "u8")
     if "fields" not in dtype:
         raise ValueError("no plain array")
-    described: list[Any] = []
+    described: list[object] = []
     position = 0
     for name, title, offset, inner in sorted(dtype["fields"], key=lambda field: field[2]):
         if offset < position:

@@ -69,7 +69,7 @@ class GroupCommit:
         self.took_s = 0.0  # the last commit
         self._crowd = 0  # how many there were at the last commit: in it, or waiting for the next one
         self._is_complete = threading.Event()  # so many wait again
-        self._queue: deque[Waiting[Any]] = deque()
+        self._queue: deque[Waiting[object]] = deque()
         self._lead = threading.Lock()  # held while anybody commits; passed on to the thread
         self._calling = threading.Lock()
         self._called: threading.Lock | None = None  # released to pass the lead on to the thread, if there is one

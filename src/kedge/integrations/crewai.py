@@ -52,11 +52,11 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
         return self._threads.read(job_of(FLOW, flow_uuid))[1].get("state")
 
-    def save_pending_feedback(self, flow_uuid: str, context: Any, state_data: dict[str, Any] | BaseModel) -> None:
+    def save_pending_feedback(self, flow_uuid: str, context: Any, state_data: dict[str, object] | BaseModel) -> None:
         """Save the state, and what a flow that waits for somebody's feedback needs to go on."""
         self._save(flow_uuid, context.method_name, {"state": _plain(state_data), "pending": context.to_dict()})
 
-    def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], Any] | None:
+    def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], object] | None:
         from crewai.flow.async_feedback.types import PendingFeedbackContext
 
         stored = self._threads.read(job_of(FLOW, flow_uuid))[1]

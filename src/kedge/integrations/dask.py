@@ -30,7 +30,7 @@ class DaskExecutor(Executor):
         """How many tasks the cluster can run at once now."""
         return max(1, sum(self._client.nthreads().values()))  # type: ignore[no-untyped-call]
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Future[Any]:
         future: Future[Any] = self._tasks.submit(fn, *args, **kwargs)
         return future
 

@@ -27,7 +27,7 @@ class KedgeCallback(TrainerCallback):  # type: ignore[misc]
         self.manager = store if isinstance(store, CheckpointManager) else CheckpointManager(store)
         self.job = job
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: object, **kwargs: object) -> None:
         """Called by the Trainer after each of its saves; durable when it returns."""
         if not state.is_world_process_zero:
             return

@@ -35,8 +35,8 @@ class KedgeCheckpointIO(CheckpointIO):  # type: ignore[misc]
         self.manager.save(self.job, os.path.basename(name) or name, checkpoint, metadata={"path": name})
 
     def load_checkpoint(
-        self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+        self, path: str | os.PathLike[str], map_location: object = None, weights_only: bool | None = None
+    ) -> dict[str, object]:
         """Data only, whatever `weights_only` says: a checkpoint here holds nothing else."""
         device = map_location if isinstance(map_location, str) or hasattr(map_location, "index") else None
         state: Any = self.manager.load(self._find(os.fspath(path))[-1].id, device=device)

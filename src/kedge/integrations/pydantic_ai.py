@@ -39,7 +39,7 @@ _KINDS: frozenset[Literal["function", "mcp", "dynamic"]] = frozenset({"function"
 _counts: WeakKeyDictionary[Run, Counter[tuple[str, ...]]] = WeakKeyDictionary()
 
 
-class KedgeDurability(BaseDurabilityCapability[Any]):
+class KedgeDurability(BaseDurabilityCapability[object]):
     """Give it to an agent that has a name: `Agent(…, name="clerk", capabilities=[KedgeDurability()])`.
 
     Its steps are numbered in the order in which they begin, so code around the agent must call it in the same order
@@ -98,7 +98,7 @@ class _Steps(JournalCallableOperationBackend[None]):
         return await _step(name, call)
 
 
-async def _step(name: str, body: Callable[[], Awaitable[Any]]) -> Any:
+async def _step(name: str, body: Callable[[], Awaitable[object]]) -> Any:
     place = here()
     assert place is not None  # nosec B101 # asked before: only in a run
     return await place.run.step(_numbered(place, name), body)

@@ -50,7 +50,7 @@ def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -
             raise Validation(f"two tensors would be called {name}", hint=_AS_DIRECTORY)
         tensors[name] = dtype, shape, summary
         places[id(summary)] = name
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "kedge": _rest(state, places)}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "kedge": _rest(state, places)}}
     end = 0
     for name, (dtype, shape, _) in tensors.items():
         begin, end = end, end + TORCH_DTYPES[dtype] * math.prod(shape)
@@ -65,7 +65,7 @@ def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -
     return len(tensors)
 
 
-def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_file(path: str | os.PathLike[str]) -> dict[str, object]:
     """{name: tensor}: torch's where torch is installed, else numpy's; the file's own memory, private to the reader."""
     try:
         with open(path, "rb") as file:

@@ -38,7 +38,7 @@ class KedgeSession(Threads):
         self.job = parse_name("session", f"{PREFIX}{session_id}")
         super().__init__(store)
 
-    def messages(self, limit: int | None = None) -> list[Any]:
+    def messages(self, limit: int | None = None) -> list[object]:
         """The items of the session, or the newest `limit`, oldest first."""
         if limit is not None and (type(limit) is not int or limit < 0):
             raise Validation(f"limit={limit!r}", hint="use a whole number from 0 on, or None")
@@ -64,7 +64,7 @@ class KedgeSession(Threads):
         """Empty the session. What was said stays in the job's history, until retention or `kedge delete` removes it."""
         await finished(self._change, "clear", lambda _: [])
 
-    def _change(self, step: str, change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    def _change(self, step: str, change: Callable[[list[object]], list[object]]) -> list[Any]:
         """Save the changed items; answers those before the change. An empty session stays as it is."""
 
         def changed(state: dict[str, Any]) -> dict[str, Any] | None:

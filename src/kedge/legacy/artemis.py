@@ -191,7 +191,7 @@ class CheckpointManager:
         status: str,
         result: Mapping[str, Any] | None = None,
         artifacts: Iterable[str] | None = None,
-        llm_responses: Iterable[Mapping[str, Any]] | None = None,
+        llm_responses: Iterable[Mapping[str, object]] | None = None,
         error_message: str | None = None,
         start_time: datetime | None = None,
         end_time: datetime | None = None,

@@ -88,7 +88,7 @@ class CheckpointManager:
         data: dict[str, Any],
         level: str = "step",
         parent_id: str | None = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: dict[str, object] | None = None,
         compress: bool = True,
     ) -> str:
         """Durable when this returns; answers where it is. One of the same ID takes the place of the older one."""

@@ -48,7 +48,7 @@ class CheckpointExecution:
     started_at: str | None = None
     completed_at: str | None = None
     input_data: dict[str, Any] = field(default_factory=dict)
-    output_data: dict[str, Any] = field(default_factory=dict)
+    output_data: dict[str, object] = field(default_factory=dict)
     error_details: str | None = None
     approval_required: bool = False
     approval_status: str | None = None
@@ -242,11 +242,11 @@ class CheckpointManager:
 _APPROVED_FIRST = ("write_file", "upload_gist", "add_frontmatter")
 
 
-def enhance_planner_with_checkpoints(planner: Any, checkpoint_manager: CheckpointManager) -> Any:
+def enhance_planner_with_checkpoints(planner: Any, checkpoint_manager: CheckpointManager) -> object:
     """Give a planner's `_execute_capability(capability, state)` a checkpoint around each call."""
     execute = planner._execute_capability
 
-    def with_checkpoint(capability: str, state: Any) -> Any:
+    def with_checkpoint(capability: str, state: Any) -> object:
         execution_id, name = f"exec_{state.correlation_id}", f"pre_{capability}"
         checkpoint_manager.create_checkpoint(
             execution_id, name, "planner", {"capability": capability, "state_data": state.data},

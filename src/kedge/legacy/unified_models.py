@@ -54,7 +54,7 @@ def generate_checkpoint_id(prefix: str = "chk", level: CheckpointLevel | None = 
     return f"{prefix}{middle}_{now():%Y%m%d_%H%M%S}_{os.urandom(4).hex()}"
 
 
-def parse_checkpoint_id(checkpoint_id: str) -> dict[str, Any]:
+def parse_checkpoint_id(checkpoint_id: str) -> dict[str, object]:
     """original_id and prefix, and where the ID tells them, level and timestamp."""
     parts = checkpoint_id.split("_")
     parsed: dict[str, Any] = {"original_id": checkpoint_id, "prefix": parts[0]}

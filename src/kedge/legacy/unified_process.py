@@ -211,7 +211,7 @@ class SimpleCheckpointableProcess(CheckpointableProcess, ResumableProcess):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._custom_state: dict[str, Any] = {}
+        self._custom_state: dict[str, object] = {}
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -235,7 +235,7 @@ class SimpleCheckpointableProcess(CheckpointableProcess, ResumableProcess):
     def set_state(self, key: str, value: Any) -> None:
         self._custom_state[key] = value
 
-    def get_state_value(self, key: str, default: Any = None) -> Any:
+    def get_state_value(self, key: str, default: Any = None) -> object:
         return self._custom_state.get(key, default)
 
 
@@ -260,7 +260,7 @@ def checkpoint_on_interval(items: int = 100, seconds: float = 300.0) -> Callable
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(self: Any, *args: object, **kwargs: object) -> Any:
             result = method(self, *args, **kwargs)
             if isinstance(self, CheckpointableProcess):
                 usual = self._checkpoint_policy

@@ -84,7 +84,7 @@ class Read:
 Step = Store | Pause | Send | Read
 
 
-def drive(steps: Generator[Step, Any, T], send: Callable[[], Any], read: Callable[[], Any] | None = None) -> T:
+def drive(steps: Generator[Step, object, T], send: Callable[[], object], read: Callable[[], object] | None = None) -> T:
     """Do what `steps` ask for, here and now."""
     outcome: Any = None
     failure: BaseException | None = None
@@ -200,7 +200,7 @@ def _once(
     cache: Cache,
     policy: Policy,
     request: Request,
-    call: Callable[[Flight], Generator[Step, Any, T]],
+    call: Callable[[Flight], Generator[Step, object, T]],
     older: Request | None,
 ) -> Generator[Step, Any, Answer | T]:
     def look() -> Answer | None:

@@ -58,7 +58,9 @@ class Request:
     where: str
     body: Any  # plain JSON
     sample: int = 0
-    hidden: Mapping[str, Any] = field(default_factory=dict, repr=False)  # credentials of the body, which are not stored
+    hidden: Mapping[str, object] = field(
+        default_factory=dict, repr=False
+    )  # credentials of the body, which are not stored
 
     @cached_property
     def key(self) -> str:
@@ -119,7 +121,7 @@ def canonical(value: object) -> bytes:
         ) from error
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Any) -> object:
     """The value with whole floats as integers, as JSON does not tell them apart."""
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:

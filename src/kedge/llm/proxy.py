@@ -38,7 +38,7 @@ class Proxy(ThreadingHTTPServer):
         self.client = client
         self.vendors = vendors
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: object) -> None:
         """A caller that hangs up in the middle of an answer is nothing to talk about."""
 
 

@@ -115,7 +115,7 @@ class _Common:
         self._sender = sender
         self._owned = owned
 
-    def _exchange(self, request: Any, body: bytes) -> Generator[Any, Any, Any]:
+    def _exchange(self, request: Any, body: bytes) -> Generator[Any, object, object]:
         return exchange(self._cache, self._policy, request.method, str(request.url), body)
 
     def _answer(self, result: Any, response: Any, kind: str) -> Any:

@@ -42,7 +42,7 @@ __all__ = [
 class _Decorator(ModuleType):
     """`kedge.pipeline` is this package as soon as any part of it is imported, and the decorator all the same."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: object) -> object:
         return pipeline(*args, **kwargs)
 
 

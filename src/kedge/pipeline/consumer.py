@@ -35,7 +35,6 @@ from .entries import (
     RECOVERY,
     RUNNING,
     Entry,
-    EntryFacts,
     after_key,
     drop_entry,
     drop_replaced,
@@ -423,7 +422,7 @@ class Worker:
             old = self._store.get(entry.id)
         except NotFound:
             return  # the run has ended, though its worker was not answered
-        new: EntryFacts = {**facts_of(old), "due_at": time.time() + wait_s, "attempts": attempts}
+        new = facts_of(old) | {"due_at": time.time() + wait_s, "attempts": attempts}
         if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
             save_entry(self._store, job, new, call, after=entry.id, tags=active_tags(entry.group))
         drop_entry(self._store, entry.id)

@@ -52,7 +52,7 @@ class Failure:
     type_names: tuple[str, ...]
     message: str
     args: tuple[Any, ...]
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     traceback: str  # "": that of the group it is a member of shows it
     members: tuple[Failure, ...] = ()  # of a group
 
@@ -141,7 +141,7 @@ def _loaded_class(name: str) -> type[Exception] | None:
     return None
 
 
-def _parts(error: BaseException) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _parts(error: BaseException) -> tuple[tuple[object, ...], Mapping[str, object]]:
     """The arguments an exception is made of, and its attributes. Built-in ones have some that are not in their
     dictionary: the name of a file, or of a module."""
     if type(error).__module__ != "builtins":

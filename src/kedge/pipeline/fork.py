@@ -221,7 +221,9 @@ def _program(store: CheckpointManager, plan: ForkPlan) -> dict[str, object]:
     return {"command": command, "parameters": parameters_of_run(store, plan.run)}
 
 
-def _record(store: CheckpointManager, plan: ForkPlan, lease: Lease, submission: tuple[EntryFacts, Arguments] | None) -> None:
+def _record(
+    store: CheckpointManager, plan: ForkPlan, lease: Lease, submission: tuple[EntryFacts, Arguments] | None
+) -> None:
     source = find_run(store, plan.run)
     metadata: dict[str, object] = {
         "session": source.sessions, "began_at": time.time(), "version": source.version, "pipeline": source.pipeline,

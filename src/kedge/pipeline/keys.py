@@ -54,7 +54,9 @@ def digest_of(value: object, what: str | Callable[[], str]) -> bytes:
     return hasher.digest()
 
 
-def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, object]:
+def arguments(
+    function: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, object]
+) -> dict[str, object]:
     """The arguments of a call by name, positional ones that have none as "argument 1"; partials are opened."""
     while isinstance(function, partial):
         args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func

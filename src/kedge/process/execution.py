@@ -70,8 +70,8 @@ class Step:
     started_at: str = ""
     completed_at: str | None = None
     input_data: Any = None
-    output_data: Any = None
-    error_details: Any = None
+    output_data: object = None
+    error_details: object = None
     approval_required: bool = False
     approval_status: str | None = None  # None: it needs none
     approval_actor: str | None = None

@@ -200,7 +200,7 @@ class CheckpointableProcess(ResumableProcess):
     def save_checkpoint(
         self,
         level: CheckpointLevel | str = CheckpointLevel.STEP,
-        data: Any = None,
+        data: object = None,
         description: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> str:

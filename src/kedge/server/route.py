@@ -23,7 +23,7 @@ TRACE = "fastapi.telemetry"  # in the scope of requests that are traced: the fra
 class DirectRoute(GatedRoute):
     """A route with one rule (`auth`) and parameters in its path and headers; its endpoint answers a Response."""
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, path: str, endpoint: Callable[..., object], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         own = self.dependant
         if own.query_params or own.cookie_params or own.body_params or len(own.dependencies) != 1:
@@ -54,8 +54,8 @@ class DirectRoute(GatedRoute):
     async def _arguments(self, request: Request) -> dict[str, Any]:
         """What the endpoint is called with; in FastAPI's order: first who asks, then what is asked for."""
         own, rule = self.dependant, self._rule
-        arguments: dict[str, Any] = {}
-        errors: list[Any] = []
+        arguments: dict[str, object] = {}
+        errors: list[object] = []
         has_query = bool(request.scope["query_string"])
         namespace = _read("query", rule.query_params, request.query_params, errors) if has_query else {}
         if not errors:
@@ -70,7 +70,9 @@ class DirectRoute(GatedRoute):
         return arguments
 
 
-def _read(place: str, fields: Sequence[ModelField], received: Mapping[str, str], errors: list[Any]) -> dict[str, Any]:
+def _read(
+    place: str, fields: Sequence[ModelField], received: Mapping[str, str], errors: list[object]
+) -> dict[str, Any]:
     """The values of those fields that were sent; what is wrong with the others is added to `errors`."""
     values = {}
     for field in fields:

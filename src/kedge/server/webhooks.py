@@ -269,7 +269,7 @@ class Notifier:
 
 def _messages(
     store: CheckpointManager, own: list[Webhook], record: dict[str, Any], stop: threading.Event
-) -> tuple[list[dict[str, Any]], int]:
+) -> tuple[list[dict[str, object]], int]:
     """What to send because of the log behind the record's position, and how far it was read.
 
     It is read no further than there is room for messages: each one is tried before it is forgotten. A run may record
@@ -277,7 +277,7 @@ def _messages(
     """
     position, room = record["position"], _PENDING - len(record["pending"])
     known = {*record["known"], *(entry["id"] for entry in record["pending"])}
-    messages: dict[str, dict[str, Any]] = {}
+    messages: dict[str, dict[str, object]] = {}
     for _ in range(_PAGES):
         events = store.events(position, _PAGE)
         for event in events:

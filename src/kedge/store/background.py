@@ -133,7 +133,7 @@ class BackgroundSaves:
         self._lock = threading.Lock()
         self._has_room = threading.Condition(self._lock)
         self._arenas: list[Arena] = []
-        self._failed: list[PendingSave[Any]] = []
+        self._failed: list[PendingSave[object]] = []
         self._pending: list[PendingSave[Any]] = []
         self._staging = 0  # by threads other than the main one
         self._thread: threading.Thread | None = None  # None also while it comes to its end

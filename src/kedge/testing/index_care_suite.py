@@ -25,7 +25,7 @@ def row_digest(index: Index, checkpoint_id: str) -> bytes:
     return bytes.fromhex(index.get(checkpoint_id).digest)
 
 
-def sealed_anew(first: NewCheckpoint, *chunks: Chunk, **fields: Any) -> NewCheckpoint:
+def sealed_anew(first: NewCheckpoint, *chunks: Chunk, **fields: object) -> NewCheckpoint:
     """The same save with other chunks, as a change of keys writes it."""
     manifest = b"".join(chunk.digest for chunk in chunks)
     parts: dict[str, Any] = {"manifest": manifest, "digest": digest_of(manifest), "new_chunks": chunks}

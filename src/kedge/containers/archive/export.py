@@ -184,7 +184,7 @@ def _spool_layer(taken: Snapshot, tree: Tree, format: str, spool: BinaryIO) -> l
     return []
 
 
-def _documents(checkpoint: Checkpoint, taken: Snapshot, format: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _documents(checkpoint: Checkpoint, taken: Snapshot, format: str) -> tuple[dict[str, Any], dict[str, object]]:
     """config.dump and spec.dump, made from what is known."""
     engine_files = taken.extra.get(ENGINE_FILES)
     config = Config.of((None if engine_files is None else _json_in(engine_files, formats.CONFIG)) or {})

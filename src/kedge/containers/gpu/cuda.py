@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 from uuid import UUID
 
 from kedge.containers.pids import read_text
@@ -104,7 +103,7 @@ class Driver:
                 devices.append(Device(str(UUID(bytes=bytes(uuid))), name.value.decode(errors="replace")))
         return devices
 
-    def _call(self, name: str, pid: int, arguments: Any) -> None:
+    def _call(self, name: str, pid: int, arguments: object) -> None:
         code = getattr(self._library, name)(pid, arguments)
         if code:
             raise GpuFailed(f"the driver refused {name} of process {pid}: {self._words(code)}", hint=_fix(code))

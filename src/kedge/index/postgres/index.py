@@ -161,7 +161,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
         db.close()
         self._server.distrust()
 
-    def _run_quickly(self, db: Connection, batch: Sequence[Waiting[Any]]) -> Sequence[Waiting[Any]]:
+    def _run_quickly(self, db: Connection, batch: Sequence[Waiting[Any]]) -> Sequence[Waiting[object]]:
         """The quick way, for saves and leases with which nothing is the matter; answers what is still to be done."""
         operations = [waiting.operation for waiting in batch if isinstance(waiting.operation, Quick)]
         if len(operations) < len(batch):

@@ -97,8 +97,8 @@ class KedgeWriter(_Place, StorageWriter):  # type: ignore[misc]
 
     def write_data(self, plan: SavePlan, planner: Any) -> Future[list[WriteResult]]:
         """Make the part of this rank durable."""
-        tensors: dict[str, Any] = {}
-        objects: dict[str, Any] = {}
+        tensors: dict[str, object] = {}
+        objects: dict[str, object] = {}
         keys: list[tuple[MetadataIndex, str, int]] = []
         for item in plan.items:
             key = _key(item.index)
@@ -157,7 +157,7 @@ class KedgeReader(_Place, StorageReader):  # type: ignore[misc]
         if checkpoint_id is not None:
             self._wanted = str(checkpoint_id)
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         save = self._find()
         state: Any = self.manager.load(save.id)
         try:
@@ -216,7 +216,7 @@ def _is_object(items: Sequence[tuple[str, ReadItem]], key: str) -> bool:
     return next(item.type is LoadItemType.BYTE_IO for name, item in items if name == key)
 
 
-def _narrowed(tensor: Any, item: ReadItem) -> Any:
+def _narrowed(tensor: Any, item: ReadItem) -> object:
     for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         tensor = tensor.narrow(dimension, offset, length)
     return tensor
@@ -245,7 +245,7 @@ def _index_of(fqn: str, offset: Sequence[int] | None) -> MetadataIndex:
     return MetadataIndex(fqn, None if offset is None else torch.Size(offset))
 
 
-def _describe(entry: Any) -> Mapping[str, Any] | None:
+def _describe(entry: Any) -> Mapping[str, object] | None:
     if isinstance(entry, BytesStorageMetadata):
         return None
     chunks = [[list(chunk.offsets), list(chunk.sizes)] for chunk in entry.chunks]
@@ -253,10 +253,10 @@ def _describe(entry: Any) -> Mapping[str, Any] | None:
             "size": list(entry.size), "chunks": chunks}  # fmt: skip
 
 
-def _metadata_of(entry: Any) -> Any:
+def _metadata_of(entry: Any) -> object:
     if entry is None:
         return BytesStorageMetadata()
-    size: Callable[[Any], Any] = torch.Size
+    size: Callable[[object], object] = torch.Size
     chunks = [ChunkStorageMetadata(size(offsets), size(sizes)) for offsets, sizes in entry["chunks"]]
     properties = TensorProperties(dtype=entry["dtype"], requires_grad=entry["requires_grad"])
     return TensorStorageMetadata(properties, size(entry["size"]), chunks)

@@ -93,7 +93,7 @@ class Training:
         return None if first is None or first.device.type in ("cpu", "meta") else str(first.device)
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> dict[str, object]:
     """The state of every random generator that training uses."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
@@ -131,7 +131,7 @@ class Batches:
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
-        **options: Any,
+        **options: object,
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size

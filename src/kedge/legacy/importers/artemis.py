@@ -145,7 +145,7 @@ _RECORDS = ("stage_checkpoints", "stage_results", "results")
 _LISTS = ("completed_stages", "skipped_stages", "failed_stages", "stages_completed")
 
 
-def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[Any, list[str]]:
+def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[object, list[str]]:
     """A cut document without the stages whose record is not whole, and the names of these as far as they are known."""
     if isinstance(document, list):
         torn = mapping(document[-1]) if open_at else {}

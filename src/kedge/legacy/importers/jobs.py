@@ -183,7 +183,7 @@ _WAITING = {"state": "paused", "approval_required": True, "approval_status": "pe
 
 def _up_to_the_cut(
     entries: list[Any], open_at: tuple[str | int, ...], current: object, *, is_paused: bool
-) -> list[Any]:
+) -> list[object]:
     """The checkpoints of a cut execution. The one that the cut is in counts as active, whatever it had become.
 
     A paused execution may have waited for an approval, so the checkpoint it was at waits for one, read or not.

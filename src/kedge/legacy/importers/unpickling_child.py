@@ -128,7 +128,7 @@ def _path(kind: type[PurePath]) -> Callable[..., PurePath]:
     return path
 
 
-def _reconstruct(cls: Any, base: Any, state: Any) -> Any:
+def _reconstruct(cls: Any, base: object, state: object) -> object:
     """Stands for copyreg._reconstructor, by which protocols 0 and 1 rebuild an object."""
     if cls is Uuid:
         return Uuid()
@@ -137,7 +137,7 @@ def _reconstruct(cls: Any, base: Any, state: Any) -> Any:
     return cls() if state is None else cls(state)  # of a subclass of a builtin, its value
 
 
-def _encode(text: Any, encoding: Any) -> bytes:
+def _encode(text: Any, encoding: object) -> bytes:
     """Stands for _codecs.encode, by which protocols 0 to 2 write bytes."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError("it calls a text encoder")
@@ -185,7 +185,7 @@ class Reader(pickle.Unpickler):
             self._records[full] = type("Record", (Record,), {"name": full})
         return self._records[full]
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: Any) -> object:
         raise pickle.UnpicklingError("it refers to objects outside of it")
 
 
@@ -195,7 +195,7 @@ class Converter:
     def __init__(self) -> None:
         self._count = 0
 
-    def plain(self, value: Any, depth: int = 0) -> Any:
+    def plain(self, value: Any, depth: int = 0) -> object:
         self._count += 1
         if self._count > MAX_VALUES or depth > MAX_DEPTH:
             raise ValueError(f"it holds more than {MAX_VALUES:,} values, or is nested more than {MAX_DEPTH} deep")
@@ -220,7 +220,7 @@ class Converter:
             return value.real(lambda item: self.plain(item, depth + 1))
         return value.real() if isinstance(value, Uuid | unpickling_numpy.Dtype) else value
 
-    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+    def _dict(self, value: dict[Any, object], depth: int) -> object:
         pairs = [(self.plain(key, depth + 1), self.plain(item, depth + 1)) for key, item in value.items()]
         if not all(isinstance(key, Hashable) for key, _ in pairs):
             return {CLASS: f"builtins.{type(value).__name__}", "$pairs": pairs}

@@ -71,7 +71,7 @@ class Array:
     """Stands for numpy.ndarray: `real` is made once the whole pickle is read."""
 
     def __init__(self) -> None:
-        self._parts: tuple[Any, Any, bool, Any] | None = None
+        self._parts: tuple[Any, object, bool, object] | None = None
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or len(state) not in (4, 5):
@@ -179,6 +179,6 @@ def _dtype(value: object) -> Dtype:
     return value
 
 
-def _field(name: object, field: Any) -> list[Any]:
+def _field(name: object, field: Any) -> list[object]:
     inner, offset, *title = field
     return [name, title[0] if title else None, offset, _dtype(inner).describe()]

@@ -128,7 +128,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
     is_whole = "hx-request" not in request.headers
     address = f"{request.url.scheme}://{request.url.netloc}{root}"
     tenant = f" --namespace {access.namespace}" if access and access.namespace != "default" else ""
-    shared: dict[str, Any] = {
+    shared: dict[str, object] = {
         "root": root,
         "script": _SCRIPT if _mark(_SCRIPT) else None,
         "static": lambda path: f"{root}/static/{path}?{_mark(path)}",
