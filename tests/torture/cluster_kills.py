@@ -162,8 +162,9 @@ class _Workload:
             began, lines = (work / "began").read_text(), lines_of(work)
             assert began == self._began, f"{self._name} began anew, {victim} killed"
             assert lines >= self._saved, f"{self._name} went back to {lines} from {self._saved}, {victim} killed"
-        # With the power cut before it was deleted, what was checkpointed then began at an earlier checkpoint.
-        if self._generations() > self._generation and not is_cut:
+        # With its shim killed or the power cut before it was deleted, it may have been started again, and what was
+        # checkpointed then began at an earlier checkpoint.
+        if self._generations() > self._generation and not is_cut and victim != "shim":
             self._saved = self._reached
 
     def _going_on(self, besides: str) -> dict[str, Any] | None:

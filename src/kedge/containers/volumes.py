@@ -37,7 +37,9 @@ _OF_POD = re.compile(
 _KINDS = {"empty-dir": _EMPTY_DIR, "configmap": "configMap", "downward-api": "downwardAPI"}
 _MADE_ANEW = ("configMap", "secret", "projected", "downwardAPI")
 # Files of the pod itself, which its kubelet or engine makes.
-_HOUSEKEEPING = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/dev/termination-log")  # nosec B108
+_HOUSEKEEPING = (
+    "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/dev/termination-log", "/run/.containerenv",
+)  # fmt: skip # nosec B108
 
 
 @dataclass(frozen=True, slots=True)

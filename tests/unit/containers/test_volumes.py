@@ -69,6 +69,7 @@ def test_volumes_of_crio() -> None:
         mount("/cache", f"{POD}/volumes/kubernetes.io~empty-dir/cache"),
         mount("/dev/shm", "/run/containers/storage/overlay-containers/abc/userdata/shm"),
         mount("/other", "/var/lib/kubelet/pods/another/volumes/kubernetes.io~empty-dir/cache"),
+        mount("/run/.containerenv", "/run/containers/storage/overlay-containers/def/userdata/.containerenv"),
     ]
     assert [volume.kind for volume in volumes_of(spec_of(*mounts, notes=notes))] == ["emptyDir", "shm", "hostPath"]
     forged = {**notes, "io.kubernetes.cri.sandbox-uid": "another", "io.kubernetes.cri.sandbox-id": "x"}
