@@ -36,7 +36,7 @@ def _save(table: Any, ctx: EncodeContext) -> bytes:
     return ctx.pack([type(table).__name__, about, view.nbytes, ctx.place_bytes(view)])
 
 
-def _types(kinds: Any) -> Iterator[Any]:
+def _types(kinds: Any) -> Iterator[object]:
     for kind in kinds:
         yield kind
         if pa.types.is_dictionary(kind):

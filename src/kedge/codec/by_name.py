@@ -227,7 +227,7 @@ def _with_defaults(cls: Any, fields: Fields) -> Fields:
     return fields | added
 
 
-def _declared(cls: Any) -> Mapping[str, tuple[object, Any]]:
+def _declared(cls: Any) -> Mapping[str, tuple[object, object]]:
     """The fields of a class, each with its default, and the function that makes one or None."""
     if is_pydantic(cls):
         return {name: (field.default, field.default_factory) for name, field in cls.model_fields.items()}
@@ -247,7 +247,7 @@ def _declared(cls: Any) -> Mapping[str, tuple[object, Any]]:
     return {}
 
 
-def _restore_exception(cls: Any, content: Any, more: object, upgraded: bool) -> object:
+def _restore_exception(cls: Any, content: object, more: object, upgraded: bool) -> object:
     return exceptions.restore(cls, content)
 
 
@@ -272,7 +272,7 @@ def _restore_builtin(cls: Any, base: Any, content: Any, more: object, upgraded: 
     return _with_attributes(value, attributes)
 
 
-def _with_attributes(value: Any, attributes: Any) -> object:
+def _with_attributes(value: Any, attributes: object) -> object:
     if attributes is not None:
         object.__getattribute__(value, "__dict__").update(attributes)
     return value

@@ -189,7 +189,7 @@ class Unpacker:
             raise
         return raw
 
-    def _lift_structure(self, raw: tuple[int, Any], depth: int) -> Any:
+    def _lift_structure(self, raw: tuple[int, Any], depth: int) -> object:
         tag = raw[0]
         head, children = self.open(raw, depth)
         if layouts[tag][0] is Shape.ITEMS:
@@ -224,7 +224,7 @@ class Unpacker:
             raise Problem(f"the content of Ext {tag} has a key without a value")
         return values[:head], children
 
-    def build(self, tag: int, raw_head: Sequence[Raw], children: list[Any], depth: int) -> Any:
+    def build(self, tag: int, raw_head: Sequence[Raw], children: list[Any], depth: int) -> object:
         """The value of a structure whose children, or pairs, are lifted."""
         head = [value if type(value) in _SCALARS else self.lift(value, depth + 1) for value in raw_head]
         outline = structure_outlines.get(tag) if self._fetch is None else None

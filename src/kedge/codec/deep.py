@@ -71,7 +71,7 @@ class DeepPacker(Packer):
             parts.append([first, [_size_of(source) for source in self.buffers[first:]], part])
         return self._write(ormsgpack.Ext(Tag.DEEP, self._write(parts)))
 
-    def lower(self, value: Any, depth: int) -> Any:
+    def lower(self, value: Any, depth: int) -> object:
         if type(value) in self._native or type(value) in (int, str, bytes):
             return super().lower(value, depth)
         identity = id(value)

@@ -89,7 +89,7 @@ class Packer:
     def pack_state(self, state: object) -> bytes:
         return self._write(self.lower(state, 0))
 
-    def lower(self, value: Any, depth: int) -> Any:
+    def lower(self, value: Any, depth: int) -> object:
         """`value` as ormsgpack writes it exactly: itself, or a copy in which what it could not write is Ext."""
         kind = type(value)
         if kind in self._native:
@@ -115,7 +115,7 @@ class Packer:
         self._depth = depth + 1
         return ormsgpack.Ext(codec_kind.tag, _encode_leaf(codec_kind, value, self))
 
-    def _lower_dict(self, value: dict[Any, Any], depth: int) -> Any:
+    def _lower_dict(self, value: dict[Any, object], depth: int) -> object:
         if depth >= self._limit:
             raise TooDeep(UnsupportedType)
         if not _ONLY_STR.issuperset(map(type, value)) or (self._is_careful and not all(map(_is_utf8, value))):
@@ -184,8 +184,8 @@ class Packer:
             body = list(body)
         return ormsgpack.Ext(structure.tag, self._write(body))
 
-    def _lower_pairs(self, pairs: Any, depth: int, container: object, *, is_attributes: bool) -> list[Any]:
-        flat: list[Any] = []
+    def _lower_pairs(self, pairs: Any, depth: int, container: object, *, is_attributes: bool) -> list[object]:
+        flat: list[object] = []
         for key, child in pairs:
             try:
                 flat.append(self.lower(key, depth + 1))

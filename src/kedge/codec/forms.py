@@ -21,7 +21,7 @@ from .kinds import Problem
 from .refusals import has_fields, is_attrs, is_namedtuple, is_older_pydantic, is_pydantic, is_struct, qualified
 
 Fields = dict[str, Any]
-Restore = Callable[[Any, Any, bool], object]  # (fields or value, more, was it upgraded) → the object
+Restore = Callable[[Any, object, bool], object]  # (fields or value, more, was it upgraded) → the object
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def _take_namedtuple(value: Any) -> tuple[object, Fields]:
     return None, dict(zip(value._fields, value, strict=True))
 
 
-def _restore_namedtuple(cls: Any, fields: Any, more: object, upgraded: bool) -> object:
+def _restore_namedtuple(cls: Any, fields: object, more: object, upgraded: bool) -> object:
     given = _check_names(cls, fields, cls._fields, cls._field_defaults)
     return tuple.__new__(cls, ({**cls._field_defaults, **given}[name] for name in cls._fields))
 
@@ -189,7 +189,7 @@ def _take_struct(value: Any) -> tuple[object, Fields]:
     return None, _take(value, value.__struct_fields__)
 
 
-def _restore_struct(cls: Any, fields: Any, more: object, upgraded: bool) -> object:
+def _restore_struct(cls: Any, fields: object, more: object, upgraded: bool) -> object:
     names, defaults = cls.__struct_fields__, cls.__struct_defaults__  # of the last fields
     required = sys.modules["msgspec"].NODEFAULT
     optional = {
@@ -209,7 +209,7 @@ def _take_model(value: Any) -> tuple[object, Fields]:
     return more, {**fields, **(extra or {}), **(private or {})}
 
 
-def _restore_model(cls: Any, fields: Any, more: Any, upgraded: bool) -> object:
+def _restore_model(cls: Any, fields: object, more: object, upgraded: bool) -> object:
     if not isinstance(fields, Mapping) or not isinstance(more, Mapping):
         return cls.model_validate(fields, by_alias=False, by_name=True)
     fields = dict(fields)

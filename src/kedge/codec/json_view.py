@@ -122,13 +122,13 @@ class _View:
             shown[self.max_items :] = [{"$truncated": len(shown) - self.max_items}]
         return {"$type": type(value).__name__, "items": shown}
 
-    def of_dict(self, value: Mapping[Any, Any]) -> object:
+    def of_dict(self, value: Mapping[Any, object]) -> object:
         if not all(type(key) is str and not key.startswith("$") for key in value):
             return self.mapping(value)
         view = {key: self.show(item) for key, item in islice(value.items(), self.max_items)}
         return view if len(view) == len(value) else {**view, "$truncated": len(value) - len(view)}
 
-    def mapping(self, value: Mapping[Any, Any]) -> object:
+    def mapping(self, value: Mapping[Any, object]) -> object:
         shown: list[object] = [[self.show(key), self.show(item)] for key, item in islice(value.items(), self.max_items)]
         if len(shown) < len(value):
             shown.append({"$truncated": len(value) - len(shown)})
@@ -256,7 +256,7 @@ def _depth_is_over(value: object, levels: int) -> bool:
     return False
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()

@@ -177,19 +177,19 @@ _FACTORIES: dict[str, Callable[[], object] | None] = {
 }
 
 
-def _items(value: Any) -> tuple[Sequence[object], Sequence[Any]]:
+def _items(value: Any) -> tuple[Sequence[object], Sequence[object]]:
     return (), value if isinstance(value, tuple) else list(value)
 
 
-def _pairs(value: dict[Any, Any]) -> tuple[Sequence[object], Sequence[Any]]:
+def _pairs(value: dict[Any, Any]) -> tuple[Sequence[object], Sequence[object]]:
     return (), list(value.items())
 
 
-def _build_set(head: Sequence[Any], items: list[Any]) -> set[Any]:
+def _build_set(head: Sequence[Any], items: list[object]) -> set[object]:
     return set(_build_frozenset(head, items))
 
 
-def _build_frozenset(head: Sequence[Any], items: list[Any]) -> frozenset[Any]:
+def _build_frozenset(head: Sequence[Any], items: list[object]) -> frozenset[object]:
     _refuse_collisions(items)
     value = frozenset(items)
     if len(value) != len(items):
@@ -224,7 +224,7 @@ def distinct(pairs: list[tuple[Hashable, Any]]) -> dict[Any, Any]:
     return value
 
 
-def _take_ordered(value: OrderedDict[Any, Any]) -> tuple[Sequence[object], Sequence[Any]]:
+def _take_ordered(value: OrderedDict[Any, object]) -> tuple[Sequence[object], Sequence[object]]:
     # torch keeps the versions of a state dict's modules in an attribute of the OrderedDict.
     attributes = vars(value)
     if any(hasattr(OrderedDict, name) for name in attributes):
@@ -232,7 +232,7 @@ def _take_ordered(value: OrderedDict[Any, Any]) -> tuple[Sequence[object], Seque
     return (attributes or None,), list(value.items())
 
 
-def _build_ordered(head: Sequence[Any], pairs: list[Any]) -> OrderedDict[Any, Any]:
+def _build_ordered(head: Sequence[Any], pairs: list[Any]) -> OrderedDict[object, object]:
     value = OrderedDict(distinct(pairs))
     if head[0] is not None:
         if any(hasattr(OrderedDict, name) for name in head[0]):
@@ -241,17 +241,17 @@ def _build_ordered(head: Sequence[Any], pairs: list[Any]) -> OrderedDict[Any, An
     return value
 
 
-def _take_counter(value: Counter[Any]) -> tuple[Sequence[object], Sequence[Any]]:
+def _take_counter(value: Counter[Any]) -> tuple[Sequence[object], Sequence[object]]:
     if vars(value):
         raise Problem("{path} is a Counter with attributes of its own", "save them apart", UnsupportedType)
     return _pairs(value)
 
 
-def _build_counter(head: Sequence[Any], pairs: list[Any]) -> Counter[Any]:
+def _build_counter(head: Sequence[Any], pairs: list[Any]) -> Counter[object]:
     return Counter(distinct(pairs))
 
 
-def _take_default(value: defaultdict[Any, Any]) -> tuple[Sequence[object], Sequence[Any]]:
+def _take_default(value: defaultdict[Any, object]) -> tuple[Sequence[object], Sequence[object]]:
     factory = value.default_factory
     name = getattr(factory, "__name__", "None" if factory is None else "")
     if not isinstance(name, str) or name not in _FACTORIES or _FACTORIES[name] is not factory:
@@ -263,15 +263,15 @@ def _take_default(value: defaultdict[Any, Any]) -> tuple[Sequence[object], Seque
     return (name,), list(value.items())
 
 
-def _build_default(head: Sequence[Any], pairs: list[Any]) -> defaultdict[Any, Any]:
+def _build_default(head: Sequence[Any], pairs: list[Any]) -> defaultdict[object, object]:
     return defaultdict(_FACTORIES[head[0]], distinct(pairs))
 
 
-def _take_deque(value: deque[Any]) -> tuple[Sequence[object], Sequence[Any]]:
+def _take_deque(value: deque[Any]) -> tuple[Sequence[object], Sequence[object]]:
     return (value.maxlen,), list(value)
 
 
-def _build_deque(head: Sequence[Any], items: list[Any]) -> deque[Any]:
+def _build_deque(head: Sequence[Any], items: list[object]) -> deque[object]:
     value = deque(items, head[0])
     if len(value) != len(items):
         raise ValueError("more items than its maxlen")
@@ -282,7 +282,7 @@ def _take_range(value: range | slice) -> tuple[Sequence[object], Sequence[Any]]:
     return (), [value.start, value.stop, value.step]
 
 
-def _build_slice(head: Sequence[Any], items: list[Any]) -> slice:
+def _build_slice(head: Sequence[Any], items: list[object]) -> slice:
     start, stop, step = items
     return slice(start, stop, step)
 

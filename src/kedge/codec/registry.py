@@ -30,7 +30,7 @@ class Registration:
     version: int
     cls: type
     restore: Restore
-    upgrade: Callable[[Any, int], Any] | None
+    upgrade: Callable[[Any, int], object] | None
 
 
 _registered: dict[str, Registration] = {}
@@ -113,7 +113,7 @@ def _kind_of_unrestored(value: by_name.Unrestored) -> Structure:
 
 
 def _by_fields(name: str, version: int, take: Callable[[Any], tuple[object, Fields]]) -> Structure:
-    def take_all(value: Any) -> tuple[Sequence[object], Sequence[Any]]:
+    def take_all(value: Any) -> tuple[Sequence[object], Sequence[object]]:
         more, fields = take(value)
         return (name, version, more), list(fields.items())
 
@@ -121,7 +121,7 @@ def _by_fields(name: str, version: int, take: Callable[[Any], tuple[object, Fiel
 
 
 def _by_value(name: str, version: int, take: Callable[[Any], object]) -> Structure:
-    def take_all(value: Any) -> tuple[Sequence[object], Sequence[Any]]:
+    def take_all(value: Any) -> tuple[Sequence[object], Sequence[object]]:
         try:
             return (name, version, take(value)), ()
         except Exception as error:
@@ -142,7 +142,7 @@ def _build_fields(head: Sequence[Any], pairs: list[Any]) -> object:
     return _restore(name, version, distinct(pairs), more)
 
 
-def _build_value(head: Sequence[Any], items: list[Any]) -> object:
+def _build_value(head: Sequence[Any], items: list[object]) -> object:
     name, version, value = head
     if items:
         raise ValueError("more than one value")
@@ -151,7 +151,7 @@ def _build_value(head: Sequence[Any], items: list[Any]) -> object:
     return _restore(name, version, value, None)
 
 
-def _restore(name: object, version: object, content: Any, more: Any) -> object:
+def _restore(name: object, version: object, content: Any, more: object) -> object:
     if type(name) is not str or type(version) is not int:
         raise ValueError("no name and version")
     registration = _registered.get(name)

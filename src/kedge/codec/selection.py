@@ -99,7 +99,7 @@ class Placement:
         self._unpacker = unpacker
         self._targets = targets
 
-    def lift(self, raw: Raw, own: Any, depth: int) -> Any:
+    def lift(self, raw: Raw, own: Any, depth: int) -> object:
         kind = kind_of(own)
         if isinstance(kind, Leaf) and kind.target is not None:
             return self._place(raw, own, kind, depth)
@@ -143,7 +143,7 @@ class Placement:
             view[:] = source.cast("B") if source.format != "B" or source.ndim != 1 else source
         return own
 
-    def _lift_dict(self, raw: dict[str, Raw], own: dict[Any, Any], depth: int) -> Any:
+    def _lift_dict(self, raw: dict[str, Raw], own: dict[Any, object], depth: int) -> object:
         _check_keys(raw, own)
         for key, item in raw.items():
             try:
@@ -153,7 +153,7 @@ class Placement:
                 raise
         return raw
 
-    def _lift_items(self, raw: list[Raw], own: Sequence[Any], depth: int) -> list[Any]:
+    def _lift_items(self, raw: list[Raw], own: Sequence[Any], depth: int) -> list[object]:
         if len(raw) != len(own):
             raise Problem(f"the target has {len(own)} items, what was saved has {len(raw)}", "", Validation)
         for index, item in enumerate(raw):
@@ -164,7 +164,7 @@ class Placement:
                 raise
         return raw
 
-    def _lift_pairs(self, raw: tuple[int, Any], own: Any, depth: int) -> Any:
+    def _lift_pairs(self, raw: tuple[int, Any], own: Any, depth: int) -> object:
         is_attributes = layouts[raw[0]][0] is Shape.FIELDS
         head, children = self._unpacker.open(raw, depth)
         keys = [self._unpacker.lift_key(key, depth, is_attributes) for key in children[::2]]
@@ -181,7 +181,7 @@ class Placement:
         return self._unpacker.build(raw[0], head, pairs, depth)
 
 
-def _check_keys(saved: Any, own: dict[Any, Any]) -> None:
+def _check_keys(saved: Any, own: dict[object, object]) -> None:
     for key, item in own.items():
         if key not in saved and _has_target(item):
             raise Problem("the target has it, what was saved does not", "", Validation).under(key_segment(key))

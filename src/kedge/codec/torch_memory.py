@@ -28,7 +28,7 @@ def bytes_of(tensor: Any) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def flat(storage: Any, start: int, stop: int) -> Any:
+def flat(storage: Any, start: int, stop: int) -> object:
     """A range of a storage as a tensor of bytes over the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (stop - start,), (1,))
 
@@ -38,7 +38,7 @@ def is_remote(tensor: Any) -> bool:
     return bool(tensor.device.type != "cpu")
 
 
-def allocate(size_bytes: int, device: Any) -> Any:
+def allocate(size_bytes: int, device: Any) -> object:
     try:
         return torch.empty(size_bytes, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:

@@ -169,7 +169,7 @@ def _save_sparse(tensor: Any, ctx: EncodeContext) -> bytes:
     return ctx.pack([name, list(tensor.shape), tensor.requires_grad, *(_detached(part) for part in parts)])
 
 
-def _detached(part: Any) -> Any:
+def _detached(part: Any) -> object:
     return part.detach() if isinstance(part, torch.Tensor) else part
 
 
