@@ -7,15 +7,18 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from random import shuffle
 
+from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.ports import Checkpoints
 
 from .delayed import Delayed
-from .entries import PRIORITIES, Entry, entries_of, ready
+from .entries import PRIORITIES, RUNNING, Entry, entries_of, ready
 from .limits import QueueLimits
 from .repertoire import Repertoire
 
 LOOK_EVERY_S = 0.2
+_CROWDED_S = 1.0  # so long after a collision entries are taken in no order, out of more of them
+_CROWD = 8  # times as many
 _PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
 
 
@@ -39,15 +42,33 @@ class Candidates:
         self._window = 2 * concurrency + 8  # entries read at once
         self._ready: deque[tuple[str, Entry]] = deque()  # at the last look
         self._looked_at = self._thorough_at = 0.0
-        self.have_collided = False  # several workers want the same ones
+        self._crowded_until = 0.0
         self.are_held_back = False  # some, by the limits of their groups, at the last look
+
+    def collide(self) -> None:
+        """Another worker was faster: others want the same ones. Called by any thread."""
+        now = time.monotonic()
+        if now >= self._crowded_until:
+            self._looked_at = 0.0  # what was read is in the order in which they read it
+        self._crowded_until = now + _CROWDED_S
+
+    def is_taken(self, entry: Entry) -> bool:
+        """Whether another worker was faster: it has marked the entry, or ended its run. Called by any thread."""
+        try:
+            current = Entry.of(self._store.get(entry.id))
+        except NotFound:
+            current = None
+        if current is not None and current.state != RUNNING:
+            return False
+        self.collide()
+        return True
 
     def find(self, *, is_thorough: bool) -> Iterator[tuple[str, Entry]]:
         """(job, entry) of those that may be taken. One that is not passed on from is the first the next time.
 
         Delayed ones that were submitted since are looked for now and then, unless the look is a thorough one.
         """
-        if not self.have_collided and time.monotonic() < self._looked_at + LOOK_EVERY_S:
+        if time.monotonic() < self._looked_at + LOOK_EVERY_S:
             yield from self._use_up()
         self._ready.clear()
         self._looked_at = time.monotonic()
@@ -61,21 +82,22 @@ class Candidates:
         if is_thorough:
             self._thorough_at = time.monotonic()
         # All of a short queue, in one look instead of one for each priority.
-        pages = {job: self._store.list(job, after=0, limit=self._window) for job in self._jobs}
-        short = {job: page for job, page in pages.items() if len(page) < self._window}
+        is_crowded = time.monotonic() < self._crowded_until
+        window = self._window * (_CROWD if is_crowded else 1)
+        pages = {job: self._store.list(job, after=0, limit=window) for job in self._jobs}
+        short = {job: page for job, page in pages.items() if len(page) < window}
         for priority in reversed(PRIORITIES):
             for job in self._jobs:
-                entries = self._of_priority(job, priority, short.get(job))
-                if self.have_collided:
+                entries = self._of_priority(job, priority, window, short.get(job))
+                if is_crowded:
                     shuffle(entries)
                 self._ready.extend((job, entry) for entry in entries)
                 yield from self._use_up()
-        self.have_collided = False
 
-    def _of_priority(self, job: str, priority: int, known: Checkpoints | None) -> list[Entry]:
+    def _of_priority(self, job: str, priority: int, window: int, known: Checkpoints | None) -> list[Entry]:
         """The first that this worker has the pipelines of and whose groups may begin runs now, however many others are
         before them; `known`: all of the job."""
-        after, limit, state = 0, self._window, ready(priority)
+        after, limit, state = 0, window, ready(priority)
         while True:
             if known is None:
                 page = self._store.list(job, tags={"state": state}, after=after, limit=limit)

@@ -286,7 +286,7 @@ class Worker:
                 elif (current := self._look_again(entry)) is not None:
                     self._carry_out(job, *current, lease)
         except LeaseHeld:
-            self._candidates.have_collided = True
+            self._candidates.collide()
             self._delayed[job].put_back(entry, self._lease_s)  # if that ends badly, it is still due
         except LeaseLost:
             self._tell(entry.key, "was taken over by another worker")
@@ -348,14 +348,14 @@ class Worker:
             return True  # it has ended
         current = Entry.of(stored[0])
         if current is None or current.state not in (READY, DELAYED) or stored[0].parent is not None:
-            return False
+            return self._candidates.is_taken(entry)
         seen, tags = {"state": stored[0].tags["state"]}, {"state": RUNNING, "takeovers": str(current.takeovers)}
         hold, lease = partial(self._leases.hold, entry.key), first_lease(entry.key, self._lease_s)
         taking = Taking(lease, lambda take: held.enter_context(hold(take)), Mark(stored[0].id, seen, tags))
         try:
             self._run(job, current, stored, taking)
         except Unmet:
-            return False
+            return self._candidates.is_taken(entry)
         return True
 
     def _run(self, job: str, entry: Entry, stored: Stored, right: Lease | Taking) -> None:

@@ -340,3 +340,29 @@ def test_a_lease_that_cannot_be_renewed_keeps_no_other_from_it(
         leases = Leases(store, 0.03)
         with leases.hold("refused"), leases.hold("other"), leases.renewed():
             wait_for(lambda: {"refused", "other"} <= set(renewed), "the thread has ended")
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_run_that_another_worker_began_meanwhile_costs_no_lease(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch, has_ended: bool
+) -> None:
+    """A look tells that it was faster; a lease and its release would be two commits."""
+    from kedge.pipeline import consumer
+
+    handle = queue.submit(work, 7)
+    (entry,) = queue.entries()
+    first_lease, others = consumer.first_lease, iter([True])
+
+    def begin_second(key: str, ttl_s: float) -> Lease:
+        for _ in others:
+            if has_ended:
+                serve(store, work)
+            else:
+                store.tag(entry.id, state=RUNNING)
+        return first_lease(key, ttl_s)
+
+    monkeypatch.setattr(consumer, "first_lease", begin_second)
+    serve(store, work)  # what is marked and has no lease is taken over
+    assert handle.result(0) == 7
+    leases = [event for event in store.events(limit=100) if event.action == "lease" and event.job == entry.key]
+    assert len(leases) == 1
