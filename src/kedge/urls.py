@@ -187,16 +187,17 @@ def directory_of(url: str) -> Path | None:
 
 
 def share_with(url: str, group: str) -> None:
-    """Make the directory of a new store one that the users of a group share."""
-    from .blobs.group_files import share_with
+    """Make the directory of a new store one that the users of a group share. Safe to repeat after an interruption."""
+    from .blobs.group_files import is_shared_with, share_with
 
     path = directory_of(url)
     if path is None:
         raise Validation(f"{url} is no directory", hint="whoever may use the server decides who shares its stores")
-    if path.exists() and any(path.iterdir()):
-        raise Conflict(f"{path} exists already", hint="chgrp and chmod it, with what is in it, or make a new store")
     try:
         with storage_errors("share", path):
+            if path.exists() and any(path.iterdir()) and not is_shared_with(path, group):
+                hint = "chgrp and chmod it, with what is in it, or make a new store"
+                raise Conflict(f"{path} exists already", hint=hint)
             share_with(path, group)
     except LookupError as error:
         raise Validation(f"there is no group {group!r}", hint="getent group shows those that there are") from error

@@ -25,9 +25,15 @@ from .ledger import Ledger, about
 from .states import make
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.torture.preload"])
+_PRELOAD = "tests.torture.preload"
+_context.set_forkserver_preload([_PRELOAD])
 
 Report = Callable[..., None]
+
+
+def preload(*modules: str) -> None:
+    """What else the server imports, if it has not started yet."""
+    _context.set_forkserver_preload([_PRELOAD, *modules])
 
 
 class Notes(Protocol):

@@ -2,89 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import random
 import shutil
 import socket
 import struct
+import subprocess
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import kedge
 import kedge.store.local
-from kedge.care.repair import repair
-from kedge.store.local import LocalStore
 
-from .children import Child, Report, describe
-from .ledger import Ledger, Violation, about
-from .states import make
+from .built_operations import OPERATIONS
+from .children import Child, Report, describe, preload
+from .ledger import Ledger, Violation
+from .operations import carry_out, close_all, fill, open_place, opened, put, url_of
 from .tracing import MUTATING, Call, attached, detach, mutating_calls
 
 FAULTS = ("KILL", "EIO", "ENOSPC")
-
-
-# --- operations: each answers its acknowledgement; called again after a failure ---
-
-
-def _create(place: str, _: Report) -> None:
-    kedge.open(place).close()
-
-
-def _save(kind: str) -> Callable[[str, Report], None]:
-    def save(place: str, report: Report) -> None:
-        store = _opened(place)
-        saved = store.save("job", "traced", make(kind, 77), metadata=about(kind, 77))
-        report("saved", saved, "job", kind, 77)
-
-    return save
-
-
-def _delete(place: str, report: Report) -> None:
-    store = _opened(place)
-    victim = next(c.id for c in store.list("job") if c.metadata["kind"] == "arrays")
-    report("deleting", victim)
-    store.delete("job", victim)
-    report("deleted", victim)
-
-
-def _gc(place: str, report: Report) -> None:
-    report("gc", _opened(place).gc().packs_removed)
-
-
-def _record(place: str, report: Report) -> None:
-    backlog = _local(_opened(place)).backlog
-    assert backlog is not None
-    report("recorded", backlog.copy())
-
-
-OPERATIONS: dict[str, Callable[[str, Report], None]] = {
-    "create": _create,
-    "save small": _save("small"),
-    "save inline": _save("inline"),
-    "save packed": _save("packed"),
-    "save arrays": _save("arrays"),
-    "save tree": _save("tree"),
-    "delete": _delete,
-    "gc": _gc,
-    "record": _record,
-}
-
-_open: dict[str, kedge.CheckpointManager] = {}
-
-
-def _local(store: kedge.CheckpointManager) -> LocalStore:
-    assert isinstance(store.store, LocalStore)
-    return store.store
-
-
-def _opened(place: str) -> kedge.CheckpointManager:
-    if place not in _open:
-        _open[place] = kedge.open(place)
-    return _open[place]
 
 
 def _reporter(connection: Connection) -> Report:
@@ -100,25 +40,28 @@ def _reporter(connection: Connection) -> Report:
     return report
 
 
-def operate(_: Report, connection: Connection, name: str, place: str) -> None:
+def operate(_: Report, connection: Connection, name: str, place: Path) -> None:
     """A child that does one operation under the eyes of strace, and again, unobserved, if it failed."""
     report = _reporter(connection)
     kedge.store.local.WORKERS = 1  # every thread's calls come in the same order each time
-    if name != "create":
-        _opened(place).stats()
-    for _ in range(2):
+    operation = OPERATIONS[name]
+    for module in operation.modules:
+        importlib.import_module(module)
+    url_of(place)
+    if operation.is_open:
+        opened(place).stats()
+    for _attempt in range(2):
         report("ready")
         connection.recv()
         try:
-            OPERATIONS[name](place, report)
+            carry_out(operation, place, report)
         except BaseException as error:
             report("failed", describe(error))
         else:
             report("done")
             connection.recv()
             break
-    for store in _open.values():
-        store.close()
+    close_all()
     report("closed")
 
 
@@ -126,85 +69,60 @@ def operate(_: Report, connection: Connection, name: str, place: str) -> None:
 
 
 class Target:
-    """One operation on copies of one store."""
+    """One operation on copies of one place."""
 
     def __init__(self, folder: Path, name: str, mutant: str = "") -> None:
         self.name = name
+        self.operation = OPERATIONS[name]
         self.mutant = mutant
         self.folder = folder
         self.template = folder / "template"
         self.ledger = Ledger()
         self.count = 0
         folder.mkdir(parents=True)
-        if name != "create":
-            self._fill()
+        fill(self.operation, self.template, self.ledger)
 
-    def _fill(self) -> None:
-        """A store with a history: packs that gc will remove, rewrite and keep."""
-        with kedge.open(self.template) as store:
-            for seed, kind in enumerate(["small", "packed", "arrays", "inline", "arrays", "packed", "tree", "packed"]):
-                saved = store.save("job", "before", make(kind, seed), metadata=about(kind, seed))
-                self.ledger.note(("saved", saved, "job", kind, seed))
-            if self.name == "gc":
-                for checkpoint in [c for c in store.list("job") if c.seq % 2 == 0]:
-                    store.delete("job", checkpoint.id)
-                    self.ledger.note(("deleting", checkpoint.id))
-                    self.ledger.note(("deleted", checkpoint.id))
-            if self.name == "record":
-                _local(store).backlog = None  # what was saved is in the index alone
-
-    def _copy(self) -> tuple[str, Ledger]:
+    def _copy(self) -> tuple[Path, Ledger]:
         self.count += 1
         place = self.folder / f"{self.count}"
-        if self.template.exists():
-            shutil.copytree(self.template, place)
+        subprocess.run(["cp", "-a", self.template, place], check=True)  # fifos and all
         before = self.ledger
-        return str(place), Ledger(dict(before.saved), set(before.deleting), set(before.deleted))
+        return place, Ledger(dict(before.saved), set(before.deleting), set(before.deleted))
 
     def calls(self) -> list[Call]:
-        """What the operation does to the store's files when nothing goes wrong."""
+        """What the operation does to the place's files when nothing goes wrong."""
         place, ledger = self._copy()
         log = self.folder / "log"
         child = Child(operate, self.name, place, ledger=ledger, mutant=self.mutant)
         child.wait_for("ready")
         with attached(child.pid, log, "-y", "-s", "0", "-e", f"trace={','.join(MUTATING)}"):
             child.tell("go")
-            child.wait_for("done")
+            while (message := child.receive()) is not None and message[0] not in ("done", "failed"):
+                pass
         child.tell("end")
-        if child.drain() != 0 or ledger.failures:
+        if ledger.failures or child.drain() != 0:
             raise Violation(f"{self.name} failed without a fault: {ledger.failures}")
+        self.operation.finish(place)
         self._check(place, ledger)
-        return mutating_calls(log, place)
+        return mutating_calls(log, str(place))
 
     def inject(self, call: Call, fault: str) -> str:
         """Run once with this fault; answers how it ended: killed, refused, or overcome."""
         place, ledger = self._copy()
-        how = "signal=KILL" if fault == "KILL" else f"error={fault}"
         child = Child(operate, self.name, place, ledger=ledger, mutant=self.mutant)
         child.wait_for("ready")
-        ended = "killed"
         try:
-            option = f"inject={call.name}:{how}:when={call.number}"
-            with attached(child.pid, self.folder / "log", "-e", f"trace={call.name}", "-e", option) as tracer:
-                child.tell("go")
-                while (message := child.receive()) is not None:
-                    if message[0] == "failed":
-                        ended = "refused"
-                        detach(tracer)
-                        child.wait_for("ready")
-                        child.tell("again")
-                    elif message[0] == "done":
-                        ended = ended if ended == "refused" else "overcome"
-                        detach(tracer)
-                        child.tell("end")
-                tracer.kill()  # the child is gone
+            ended = self._strike(child, call, fault)
             raw = [text for text in ledger.failures if "UNTYPED" in text or "WITHOUT HINT" in text]
             if raw or len(ledger.failures) > 1:
                 raise Violation(f"errors: {ledger.failures}")
             if (code := child.drain()) != (-9 if ended == "killed" else 0):
                 raise Violation(f"the child ended with {code}")
+            if ended == "killed":
+                self._do_again(place, ledger)
+            self.operation.finish(place)
             self._check(place, ledger)
-        except (Violation, AssertionError, kedge.CheckpointError) as error:
+        except (Violation, AssertionError, OSError, kedge.CheckpointError) as error:
             raise Violation(f"{self.name}, {fault} at {call}: {type(error).__name__} {error}\n  {call.text}") from error
         finally:
             if not child.is_ended:
@@ -212,28 +130,49 @@ class Target:
         shutil.rmtree(place, ignore_errors=True)
         return ended
 
-    def _check(self, place: str, ledger: Ledger) -> None:
-        """The store opens, has all it acknowledged, and goes on working."""
-        with kedge.open(place) as store:
-            ledger.check(store)
-            saved = store.save("after", "fault", make("packed", 5), metadata=about("packed", 5))
-            ledger.note(("saved", saved, "after", "packed", 5))
-            store.gc()
-            ledger.check(store)
-        if self.name == "record":
-            self._check_packs(place, ledger)
+    def _strike(self, child: Child, call: Call, fault: str) -> str:
+        ended = "killed"
+        how = "signal=KILL" if fault == "KILL" else f"error={fault}"
+        option = f"inject={call.name}:{how}:when={call.number}"
+        with attached(child.pid, self.folder / "log", "-e", f"trace={call.name}", "-e", option) as tracer:
+            child.tell("go")
+            while (message := child.receive()) is not None:
+                if message[0] == "failed" and ended == "refused":
+                    raise Violation(f"refused again, without a fault: {message[1]}")
+                if message[0] == "failed":
+                    ended = "refused"
+                    detach(tracer)
+                    child.wait_for("ready")
+                    child.tell("again")
+                elif message[0] == "done":
+                    ended = ended if ended == "refused" else "overcome"
+                    detach(tracer)
+                    child.tell("end")
+            tracer.kill()  # the child is gone
+        return ended
 
-    def _check_packs(self, place: str, ledger: Ledger) -> None:
-        """Without its index the store has all it acknowledged, under the same numbers."""
-        with kedge.open(place) as store:
-            before = [(c.id, c.seq) for job in store.jobs() for c in store.list(job.name)]
-        for file in Path(place).glob("index.sqlite*"):
-            file.unlink()
-        repair(Path(place), actor="test")
-        with kedge.open(place) as store:
+    def _do_again(self, place: Path, ledger: Ledger) -> None:
+        """What a user does after a kill. Before it, the store has all it acknowledged, and nothing is half there."""
+        if self.operation.opens:
+            with open_place(place) as store:
+                self._judge(store, ledger)
+            self.operation.check(place)
+        try:
+            carry_out(self.operation, place, lambda *message: ledger.note(message))
+        finally:
+            close_all()
+
+    def _check(self, place: Path, ledger: Ledger) -> None:
+        """The store opens, has all it acknowledged, and goes on working."""
+        with open_place(place) as store:
+            put(store, lambda *message: ledger.note(message), "after", "packed", 5)
+            store.gc()
+            self._judge(store, ledger)
+        self.operation.check(place)
+
+    def _judge(self, store: kedge.CheckpointManager, ledger: Ledger) -> None:
+        if self.operation.is_judged:
             ledger.check(store)
-            if (after := [(c.id, c.seq) for job in store.jobs() for c in store.list(job.name)]) != before:
-                raise Violation(f"the packs tell of {after}, not of {before}")
 
 
 def inject_all(
@@ -262,6 +201,7 @@ def inject_all(
 
 
 def torture(minutes: float, folder: Path) -> dict[str, float]:
+    preload("kedge.integrations.langgraph", "langgraph.checkpoint.base")
     total: dict[str, float] = {}
     end = time.monotonic() + minutes * 60
     for turn in range(10**6):

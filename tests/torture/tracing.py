@@ -15,7 +15,9 @@ from pathlib import Path
 MUTATING = (
     "openat", "creat", "write", "writev", "pwrite64", "pwritev", "pwritev2", "ftruncate", "truncate", "fallocate",
     "fsync", "fdatasync", "sync_file_range", "rename", "renameat", "renameat2", "unlink", "unlinkat", "mkdir",
-    "mkdirat", "rmdir", "link", "linkat", "fchmod", "chmod", "fchown", "utimensat",
+    "mkdirat", "rmdir", "link", "linkat", "symlink", "symlinkat", "mknod", "mknodat", "copy_file_range", "sendfile",
+    "fchmod", "chmod", "fchmodat", "fchown", "chown", "lchown", "fchownat", "utimensat",
+    "setxattr", "lsetxattr", "fsetxattr", "removexattr",
 )  # fmt: skip
 
 _READ_ONLY_OPEN = re.compile(r"openat\(.*O_RDONLY")

@@ -78,6 +78,18 @@ def share_with(path: Path, group: str) -> None:
     os.chmod(path, _GROUP_FOLDER)
 
 
+def is_shared_with(path: Path, group: str) -> bool:
+    """Whether `share_with` has made this folder. LookupError when there is no such group."""
+    import grp  # start time
+
+    status = os.stat(path)
+    try:
+        wanted = grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise LookupError(group) from None
+    return status.st_gid == wanted and status.st_mode & _GROUP_FOLDER == _GROUP_FOLDER
+
+
 def tighten(path: Path) -> None:
     """Take from all users but the owner, and a group that shares it, what they could do with a store."""
     status = os.stat(path)

@@ -18,6 +18,8 @@ The name key stays: tags, idempotency keys, hidden names and details of events k
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +35,9 @@ from kedge.store.local import LocalStore
 
 _MAX_ATTEMPTS = 8
 _LEASE_S = 30.0
+
+_counting = threading.Lock()
+_under_way: Counter[tuple[str, str]] = Counter()  # changes that this process has begun, by store and namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +55,41 @@ class RekeyReport:
 def changing(store: LocalStore) -> Iterator[Lease]:
     """The right to change the keys of a namespace, for as long as the block runs; LeaseHeld while another has it.
 
-    A change whose process is gone, as far as that can be known here, holds up nobody.
+    A change whose process is gone, as far as that can be known here, holds up nobody; nor does one of this process
+    that failed just when it had taken the lease.
     """
     index = _sealed_index(store)
+    place = index.store_id, index.namespace
     with ExitStack() as stack:
+        _count(place, 1)
+        stack.callback(_count, place, -1)
         try:
             lease = stack.enter_context(leases.hold(index, KEYS, ttl_s=_LEASE_S))
         except LeaseHeld as held:
-            if not leases.is_holder_gone(held.holder):
+            is_left = held.holder == leases.default_holder() and _under_way[place] == 1
+            if not is_left and not leases.is_holder_gone(held.holder):
                 raise
             index.release_lease(Lease(KEYS, held.token, held.holder, _LEASE_S))
             lease = stack.enter_context(leases.hold(index, KEYS, ttl_s=_LEASE_S))
         yield lease
 
 
+def _count(place: tuple[str, str], change: int) -> None:
+    with _counting:
+        _under_way[place] += change
+
+
 def change_master(store: LocalStore, old: MasterKey, new: MasterKey, lease: Lease, *, actor: str) -> RekeyReport:
     """Seal the keyring under another master key. Processes that have the store open go on with what they have."""
     index = _sealed_index(store)
     present = _present(index)
-    keyring = open_keyring(present, old, index.store_id, index.namespace)
-    text = _replace_keyring(index, present, keyring, new, lease, actor)
+    try:
+        keyring = open_keyring(present, old, index.store_id, index.namespace)
+    except Validation:
+        open_keyring(present, new, index.store_id, index.namespace)  # of a change that failed when this was done
+        text = present
+    else:
+        text = _replace_keyring(index, present, keyring, new, lease, actor)
     index.vault.use(new)
     return RekeyReport(new.id, key_id_of(text), False, 0)
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.packs import PackBlobs
-from kedge.errors import Conflict, Corrupted, NotFound, Validation
+from kedge.errors import Conflict, Corrupted, NotFound, Validation, storage_errors
 from kedge.index.sqlite.closed_mark import SUFFIX as STATE
 from kedge.index.sqlite.closed_mark import lacks_log
+from kedge.index.sqlite.database import translated
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.process_queue import SUFFIX as QUEUE
 from kedge.index.sqlite.salvage import Salvaged, put_jobs, put_sealed, salvage
@@ -55,7 +56,7 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
     path = absolute(path)
     if not (path / PACKS).is_dir():
         raise NotFound(f"there is no store at {path}", hint="check --store or $KEDGE_STORE")
-    with locked(path):
+    with storage_errors("repair", path), translated(str(path)), locked(path):
         try:
             marker = read_marker(path)
         except (Corrupted, FileNotFoundError):

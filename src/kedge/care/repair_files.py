@@ -27,10 +27,11 @@ from kedge import codec
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import make_own_folder
 from kedge.blobs.packs import PackBlobs
-from kedge.errors import Corrupted, NotFound, storage_error
+from kedge.errors import Corrupted, NotFound, storage_error, storage_errors
 from kedge.index.files.index import FilesIndex, make_folder
 from kedge.index.files.journal import Journal, write_file
 from kedge.index.files.shown_files import DEFAULT, INSIDE
+from kedge.index.sqlite.database import translated
 from kedge.model import Checkpoint, parse_name
 from kedge.ports import NewCheckpoint, digest_of
 from kedge.store.directory import read_keyrings
@@ -56,7 +57,7 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
     if not (inside / "packs").is_dir():
         raise NotFound(f"there is no store of files at {path}", hint="check --store or $KEDGE_STORE")
     journal = Journal(inside)
-    with journal.locked():
+    with storage_errors("repair", path), translated(str(path)), journal.locked():
         for left in inside.glob("rebuilt-*"):  # by one that was killed
             shutil.rmtree(left)
         new = inside / f"rebuilt-{time.time_ns()}"

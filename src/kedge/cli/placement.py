@@ -28,10 +28,11 @@ def is_stream(target: Path) -> bool:
         return False
 
 
-def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool) -> int:
+def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool, mode: int | None = None) -> int:
     """Write a file durably under another name, then give it its own. Answers its size in bytes.
 
-    Streams are written into. Anything else that is there and no regular file is a Conflict, also with `force`.
+    Its mode is `mode`, else what the umask leaves. Streams are written into. Anything else that is there and no regular
+    file is a Conflict, also with `force`.
     """
     if is_stream(target):
         with _os_errors("write", target), _Counted(io.FileIO(target, "w")) as stream:
@@ -47,7 +48,7 @@ def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool
                 file.flush()
                 os.fsync(file.fileno())
                 size_bytes = file.tell()
-            os.chmod(draft, 0o666 & ~_umask())
+            os.chmod(draft, 0o666 & ~_umask() if mode is None else mode)
             _give_name(Path(draft), target, force)
         except BaseException:
             with suppress(OSError):

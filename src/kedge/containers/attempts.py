@@ -71,9 +71,10 @@ class Attempt:
     def describe(self, **facts: object) -> None:
         """Add to what is known about this attempt: all of it or nothing, whenever we are killed."""
         new = self.path / ".attempt.json"
-        new.touch(mode=0o600)
-        new.write_text(json.dumps({**self.facts(), **facts}))
-        new.rename(self.path / "attempt.json")
+        with storage_errors("write", new):
+            new.touch(mode=0o600)
+            new.write_text(json.dumps({**self.facts(), **facts}))
+            new.rename(self.path / "attempt.json")
 
     def facts(self) -> dict[str, object]:
         try:

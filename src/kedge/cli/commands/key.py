@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import click
 
-from kedge.blobs.direct import sync_directory
 from kedge.cli.command import Session, command_group, store_command
 from kedge.cli.findings import OLD_KEY_IN_USE
+from kedge.cli.placement import place_file
 from kedge.errors import Conflict
 from kedge.store import not_over_http
 from kedge.terminal.text import safe, style
@@ -37,16 +37,14 @@ def new_command(session: Session, path: str | None) -> None:
 
 
 def _write_secret(path: str, text: str) -> None:
-    """A new file that only its owner can ever read. One that exists is left alone: it may hold another store's key."""
+    """A new file that only its owner can ever read, with all of the key or not at all, durable with its name.
+
+    One that exists is left alone.
+    """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+        place_file(Path(path), lambda file: file.write(f"{text}\n".encode("ascii")), force=False, mode=0o600)
+    except Conflict:
         raise Conflict(f"{path} exists already", hint="it may be the only copy of a key: choose another name") from None
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    sync_directory(os.path.dirname(os.path.abspath(path)))  # a store whose key has no name any more is lost
 
 
 @store_command(

@@ -26,7 +26,7 @@ from kedge.blobs.reserve import Reserve
 from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
 from kedge.index.group_commit import Save
 from kedge.index.rows import CHECKPOINT, FORGET_PACKS, late_manifests
-from kedge.index.sqlite.database import connect, is_encrypted, is_unsigned, migrate, sign, written_by
+from kedge.index.sqlite.database import connect, is_encrypted, is_unsigned, migrate, sign, translated, written_by
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.leases import check_holder
 from kedge.index.sqlite.read_only import read_only_error
@@ -92,8 +92,9 @@ class FilesIndex(SqliteIndex):
     # Following the journal
 
     def _prepare(self) -> None:
-        """Note every changed row of every table as the SQL that makes the same change."""
+        """Note every changed row of every table as the SQL that makes the same change: in memory, as all of this."""
         db = self._connection
+        db.execute("PRAGMA temp_store=MEMORY")
         db.execute("CREATE TEMP TABLE change (sql TEXT, row INTEGER, id TEXT, level TEXT)")
         for table, columns, keys in _tables(db):
             seen = {"NEW": "NEW.row, NEW.id, NEW.level", "OLD": "OLD.row, OLD.id, OLD.level"}
@@ -114,10 +115,10 @@ class FilesIndex(SqliteIndex):
         if not self._journal.has_more():
             return
         is_other, transactions = self._journal.read()
-        if is_other:
-            self._start_over()
-            self._snapshot_bytes = len(transactions[0]) if transactions else 0
         try:
+            if is_other:
+                self._start_over()
+                self._snapshot_bytes = len(transactions[0]) if transactions else 0
             self._apply(transactions)
             if is_other:
                 self._find_namespace()
@@ -207,7 +208,7 @@ class FilesIndex(SqliteIndex):
         return self._room.release()
 
     def _write_once(self, operation: Callable[[], T] | Save) -> T:
-        with self._memory_lock:
+        with self._memory_lock, translated(self._name):
             self._check_open()
             with self._journal.locked():
                 self._catch_up()
@@ -222,12 +223,12 @@ class FilesIndex(SqliteIndex):
     def _publish(self) -> None:
         """Make what was just committed in memory durable, then readable; if that fails, memory forgets it too."""
         db = self._connection
-        rows = db.execute("SELECT sql, row, id, level FROM temp.change ORDER BY rowid").fetchall()
-        if not rows:
-            return
-        db.execute("DELETE FROM temp.change")
         drafts: dict[Path, Path | None] = {}
         try:
+            rows = db.execute("SELECT sql, row, id, level FROM temp.change ORDER BY rowid").fetchall()
+            if not rows:
+                return
+            db.execute("DELETE FROM temp.change")
             for number, (id_, level) in {row: (i, lv) for _, row, i, lv in rows if row is not None}.items():
                 self._draft(drafts, number, id_, level)
             if self._journal.must_be_replaced():

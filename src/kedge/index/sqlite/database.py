@@ -9,12 +9,13 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from kedge.blobs.group_files import OWN_FILE, share
-from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation, storage_error
+from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation, storage_error, storage_errors
 from kedge.ports import is_older, unsupported
 from kedge.version import __version__
 
@@ -31,10 +32,12 @@ _MIGRATION = re.compile(r"(\d{3})\.sql")
 _SCRIPTS = Path(__file__).with_name("sql")  # importlib.resources would take longer to import than to read all of it
 
 
+@cache
 def migrations() -> list[tuple[int, str]]:
-    """(version, SQL) of every schema step, in order."""
-    scripts = [(m[1], f) for f in _SCRIPTS.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
-    return sorted((int(version), file.read_text()) for version, file in scripts)
+    """(version, SQL) of every schema step, in order; read once, because descriptors may run out later."""
+    with storage_errors("read", _SCRIPTS):
+        scripts = [(m[1], f) for f in _SCRIPTS.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+        return sorted((int(version), file.read_text()) for version, file in scripts)
 
 
 class Connection(sqlite3.Connection):

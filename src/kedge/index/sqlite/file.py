@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from kedge.blobs.reserve import Reserve
 from kedge.blobs.shelter import is_exposed
 from kedge.ending import close_at_end
-from kedge.errors import Corrupted, NoSpace, StorageError
+from kedge.errors import Corrupted, NoSpace, OutcomeUnknown, StorageError
 from kedge.index.group_commit import GroupCommit, Save, Waiting
 
 from .closed_mark import Closing, IndexState, has_event, newest_event
@@ -369,7 +369,13 @@ class SqliteFile:
     def _confirm(self) -> None:
         """After a commit, before anybody is told."""
         if self._state is not None and not self._state.is_marked:
-            self._say_open()
+            try:
+                self._say_open()
+            except StorageError as error:  # it is committed: a refusal would be wrong
+                raise OutcomeUnknown(
+                    f"{self._name}: it may have been done: {error.message}",
+                    hint="look whether it was done, then do it again",
+                ) from error
         self._check_identity()
 
     def _check_open(self) -> None:
