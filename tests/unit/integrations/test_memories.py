@@ -22,8 +22,9 @@ require("module:langgraph")
 from langgraph.store.base import GetOp, InvalidNamespaceError, PutOp
 from langgraph.store.memory import InMemoryStore
 
-from kedge.integrations.langgraph import KedgeStore
+from kedge.integrations.langgraph import KedgeStore, memories
 from kedge.integrations.langgraph.recall import Entry
+from kedge.integrations.langgraph.vectors import closeness
 
 
 @pytest.fixture
@@ -248,6 +249,56 @@ def test_without_numpy_vectors_are_compared_all_the_same(monkeypatch: pytest.Mon
         found = [(item.key, item.score) for item in store.search(("docs",), query="ab")]
     assert [key for key, _ in found] == [key for key, _ in expected]
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
+
+
+def by_length(texts: list[str]) -> list[list[float]]:
+    return [[1.0, float(len(text)), *[0.0] * 1500] for text in texts]  # too long to stand in the tree
+
+
+def test_of_what_is_not_close_only_the_vectors_are_read_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with KedgeStore("memory:", index={"dims": 1502, "embed": by_length, "fields": ["text"]}) as store:
+        for n in range(1, 31):
+            store.put(("docs",), f"k{n}", {"text": "x" * n, "deep": {"n": n % 2}})
+        store.search(("docs",), query="x" * 9)
+        loaded: list[str] = []
+        load = Entry.state
+        monkeypatch.setattr(Entry, "state", lambda entry, manager: loaded.append(entry.item) or load(entry, manager))
+        assert [item.key for item in store.search(("docs",), query="x" * 9, limit=2)] == ["k9", "k10"]
+        assert len(loaded) == 2
+        fitting = store.search(("docs",), query="x" * 9, filter={"deep": {"n": 0}}, limit=2, offset=1)
+        assert [item.key for item in fitting] == ["k8", "k12"]
+        store.put(("docs",), "k9", {"text": "x" * 30, "deep": {"n": 1}})
+        assert [item.key for item in store.search(("docs",), query="x" * 9, limit=2)] == ["k10", "k8"]
+
+
+def test_an_item_that_is_replaced_or_deleted_during_a_search_is_found_as_it_is_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with KedgeStore("memory:", index={"dims": 1502, "embed": by_length, "fields": ["text"]}) as store:
+        for n in range(1, 6):
+            store.put(("docs",), f"k{n}", {"text": "x" * n, "n": n})
+
+        gone: set[str] = set()
+        load = Entry.state
+
+        def state(entry: Entry, manager: kedge.CheckpointManager) -> Any:
+            if entry.row.id in gone:  # as after gc
+                raise kedge.NotFound(entry.row.id)
+            return load(entry, manager)
+
+        def compare(*arguments: Any) -> Any:
+            gone.update(
+                row.id for row in store.manager.list("memory:docs") if row.metadata["key"] in ("k2", "k3", "k4")
+            )
+            store.delete(("docs",), "k3")
+            store.put(("docs",), "k2", {"text": "y", "n": 20})
+            store.put(("docs",), "k4", {"text": "y", "n": 0})
+            return closeness(*arguments)
+
+        monkeypatch.setattr(Entry, "state", state)
+        monkeypatch.setattr(memories, "closeness", compare)
+        results = store.search(("docs",), query="xxx", filter={"n": {"$gt": 1}})
+        assert [(item.key, item.value["n"]) for item in results] == [("k5", 5), ("k2", 20)]
 
 
 def test_embeddings_of_another_length_are_refused() -> None:

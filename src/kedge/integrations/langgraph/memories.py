@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from langgraph.store.base import (
     BaseStore,
@@ -41,9 +41,11 @@ from . import history, names
 from .filters import Filter, told_of
 from .recall import EXPIRES, ITEM, Entry, Recall
 from .recent import Recent
-from .vectors import Meaning, closeness
+from .vectors import Meaning, Vectors, closeness
 
+T = TypeVar("T")
 Namespace = tuple[str, ...]
+Loaded = tuple[Checkpoint, dict[str, Any]]  # a row with its state
 
 _JOBS_AT_ONCE = 1000
 _MOST_NAMESPACES = 100_000  # whose names are remembered
@@ -133,15 +135,14 @@ class KedgeStore(Opened, BaseStore):
     def _search(self, op: SearchOp) -> list[SearchItem]:
         wanted, last = Filter(op.filter or {}), op.offset + op.limit
         jobs = [job for job, _ in self._jobs(tuple(op.namespace_prefix))]
-        fitting = self._fitting(merge(*(self._may_fit(job, wanted) for job in jobs), key=_age), wanted, last)
+        entries: Iterator[Entry] = merge(*(self._may_fit(job, wanted) for job in jobs), key=_age)
+        by_score: Iterable[tuple[Loaded, float | None]]
         if op.query and self._meaning is not None:
-            items = [*fitting]
-            scores = closeness(self._meaning.query(op.query), [state.get("vectors") or {} for _, state in items])
-            by_score = sorted(zip(items, scores, strict=True), key=lambda pair: (pair[1] is None, -(pair[1] or 0.0)))
+            by_score = self._closest(entries, wanted, self._meaning.query(op.query))
         else:
-            by_score = [(item, None) for item in islice(fitting, last)]
+            by_score = ((item, None) for item in self._fitting(entries, wanted, last))
         results = []
-        for (row, state), score in by_score[op.offset : last]:
+        for (row, state), score in [*islice(by_score, op.offset, last)]:  # all read before any is renewed
             if op.refresh_ttl:
                 self._refresh(row)
             results.append(SearchItem(**self._fields(row, state), score=score))
@@ -150,9 +151,7 @@ class KedgeStore(Opened, BaseStore):
     def _may_fit(self, job: Job, wanted: Filter) -> Iterator[Entry]:
         return (entry for entry in self._recall.items(job) if wanted.by_row(entry.row.metadata) is not False)
 
-    def _fitting(
-        self, entries: Iterator[Entry], wanted: Filter, most: int
-    ) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
+    def _fitting(self, entries: Iterator[Entry], wanted: Filter, most: int) -> Iterator[Loaded]:
         """Rows whose items fit, with their states, read as far as the caller goes."""
         size = min(max(most, 1), _PAGE)
         while page := self.manager.store.together(partial(self._load, entries, size)):
@@ -160,20 +159,57 @@ class KedgeStore(Opened, BaseStore):
                 if wanted.fits(state["value"]):
                     yield row, state
 
-    def _load(self, entries: Iterator[Entry], size: int) -> list[tuple[Checkpoint, dict[str, Any]]]:
+    def _load(self, entries: Iterator[Entry], size: int) -> list[Loaded]:
         """The next rows with their states; nothing when there are no more."""
-        loaded: list[tuple[Checkpoint, dict[str, Any]]] = []
+        loaded: list[Loaded] = []
         for entry in entries:
-            current: Entry | None = entry
-            while current is not None:
-                try:
-                    loaded.append((current.row, current.state(self.manager)))
-                    break
-                except NotFound:  # replaced, or deleted, since the page was read
-                    current = self._recall.find(entry.row.job, entry.item)
+            if (read := self._read(entry, self._state)) is not None:
+                loaded.append((read[0].row, read[1]))
             if len(loaded) == size:
                 break
         return loaded
+
+    def _closest(self, entries: Iterator[Entry], wanted: Filter, query: bytes) -> Iterator[tuple[Loaded, float | None]]:
+        """Rows whose items fit, with their states and how close they are, the closest first; of the others only the
+        vectors are read."""
+        fitting: list[tuple[Entry, Vectors]] = []
+        while (page := self.manager.store.together(partial(self._with_vectors, entries, wanted))) is not None:
+            fitting += page
+        scores = closeness(query, [vectors for _, vectors in fitting])
+        order = sorted(range(len(fitting)), key=lambda n: (scores[n] is None, -(scores[n] or 0.0)))
+        for n in order:
+            read = self._read(fitting[n][0], self._state)
+            if read is not None and wanted.fits(read[1]["value"]):
+                yield (read[0].row, read[1]), scores[n]
+
+    def _with_vectors(self, entries: Iterator[Entry], wanted: Filter) -> list[tuple[Entry, Vectors]] | None:
+        """Of the next entries those that fit; None when there are no more."""
+        page = [*islice(entries, _PAGE)]
+        fitting: list[tuple[Entry, Vectors]] = []
+        for entry in page:
+            read = self._read(entry, partial(self._vectors_if_fitting, wanted))
+            if read is not None and read[1] is not None:
+                fitting.append((read[0], read[1]))
+        return fitting if page else None
+
+    def _vectors_if_fitting(self, wanted: Filter, entry: Entry) -> Vectors | None:
+        is_fitting = wanted.by_row(entry.row.metadata)
+        if is_fitting is None:
+            is_fitting = wanted.fits(self._state(entry)["value"])
+        return entry.vectors(self.manager) if is_fitting else None
+
+    def _state(self, entry: Entry) -> Any:
+        return entry.state(self.manager)
+
+    def _read(self, entry: Entry, what: Callable[[Entry], T]) -> tuple[Entry, T] | None:
+        """Something of an item, or of what has replaced it since; None when it was deleted."""
+        current: Entry | None = entry
+        while current is not None:
+            try:
+                return current, what(current)
+            except NotFound:
+                current = self._recall.find(entry.row.job, entry.item)
+        return None
 
     def _refresh(self, row: Checkpoint) -> None:
         """An item that was read lives as long again."""

@@ -22,22 +22,24 @@ from kedge.ports import Selection
 from kedge.store import Stored
 
 from .layout import Item
+from .vectors import Vectors
 
 ITEM = "item"  # the tag by which an item is found
 EXPIRES = "expires"  # the tag that says when it is gone, in seconds since 1970
 _PAGE = 500
-_MOST_JOB_BYTES = 4 << 20  # of states; a larger job is read in pages each time
-_MOST_BYTES = 32 << 20
+_MOST_JOB_BYTES = 16 << 20  # of states; a larger job is read in pages each time
+_MOST_BYTES = 64 << 20
 
 
 class Entry:
     """The newest version of an item."""
 
-    __slots__ = ("_expires_s", "_stored", "_tree", "item", "row")
+    __slots__ = ("_expires_s", "_stored", "_tree", "_vectors", "item", "row")
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
         self._tree: Item | None = None
+        self._vectors: Vectors | None = None
         self.row = stored[0]
         self.item = self.row.tags.get(ITEM, "")
         self._expires_s = expiry_of(self.row)
@@ -54,6 +56,12 @@ class Entry:
             return self._tree.value()
         except (NotAFragment, Corrupted):  # it has buffers; or this tells what is the matter with it
             return manager.load_stored(self._stored)
+
+    def vectors(self, manager: CheckpointManager) -> Vectors:
+        """Those of its texts: all that a search by meaning looks at, so they are read once."""
+        if self._vectors is None:
+            self._vectors = self.state(manager).get("vectors") or {}
+        return self._vectors
 
 
 def expiry_of(row: Checkpoint) -> float | None:
