@@ -96,7 +96,7 @@ def fill_job(store: kedge.CheckpointManager, job: str, count: int) -> None:
     index = store.store.index
     template = replace(NewCheckpoint.of(*index.read(first)), job=job)
     records = [
-        replace(template, id=f"step_{1_700_000_000 + n}_{n:08x}", created_us=template.created_us + n)
+        replace(template, id=f"{job}_{1_700_000_000 + n}_{n:08x}", created_us=template.created_us + n)
         for n in range(1, count)
     ]
     index.commit(records, actor="test")

@@ -10,11 +10,14 @@ import pytest
 import kedge
 from kedge.pipeline.queues import DEAD, Queue
 from kedge.pipeline.schedules import find_schedule, schedule
+from tests.e2e.page_data import fill_job
 from tests.e2e.seeing import all_show, counts, sees, shows
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
+
+    from tests.e2e.conftest import PageOf
 
 pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 
@@ -140,3 +143,32 @@ def test_activity_is_filtered_and_the_filter_is_in_the_address(page: Page, known
     page.fill("[name=actor]", "nobody-like-that")
     page.click("button:text-is('Filter')")
     shows(page, "#events", "Nothing like that")
+
+
+def test_a_search_goes_on_by_itself_until_something_is_found(page_of: PageOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge.server.page.search._LOOK_JOBS", 4)
+    page, place = page_of(None)
+    with kedge.open(place) as store:
+        for n in range(18):
+            store.save(f"job{n:02}", "step", n, metadata={"note": "the Needle" if n == 17 else "hay"})
+    page.goto("/search")
+    page.fill("#words", "needle")
+    page.click("button:text-is('Search')")
+    shows(page, "#found-checkpoints", "job17", "note: the Needle")
+    page.fill("#words", "nowhere")
+    page.click("button:text-is('Search')")
+    shows(page, "#hits", "Nothing found", "Looked at 18 jobs")
+
+
+def test_a_long_history_is_previewed_before_it_is_cleaned_up(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        fill_job(store, "long-history", 7000)
+    page.goto("/jobs/long-history")
+    page.click("text=Clean up…")
+    shows(page, "#cleanup-plan", "6,990 checkpoints go", "10 stay")
+    page.locator("#keep").fill("40")
+    shows(page, "#cleanup-plan", "6,960 checkpoints go")
+    page.goto("/jobs/long-history/retention?keep_last=5")
+    shows(page, "#plan", "6,995 checkpoints go")
+    page.click("text=Why the others stay")
+    shows(page, "#plan details", "#7000")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -95,3 +98,23 @@ def test_forged_entries_break_no_page(client: TestClient, store: kedge.Checkpoin
     assert answer.status_code == 200
     assert "0/3" in answer.text
     assert "forged" in answer.text
+
+
+def test_a_look_that_found_nothing_is_followed_by_the_next(
+    client: TestClient, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_LOOK_JOBS", 2)
+    for n in range(5):
+        store.save(f"job{n}", "step", n, metadata={"colour": "Blue" if n == 4 else "red"})
+    address, looks = "/search?q=blue", 0
+    while True:
+        page, looks = client.get(address).text, looks + 1
+        following = re.search(r'data-hx-get="([^"]+)" data-hx-trigger="load', page)
+        if following is None:
+            break
+        assert "found nothing yet" in page
+        address = html.unescape(following[1])
+    assert looks == 3
+    assert "Looked at 5 jobs" in page
+    assert '<span class="quiet why"><bdi>colour: Blue</bdi></span>' in page
+    assert "why" not in client.get("/search?q=step").text.partition("found-checkpoints")[2]  # the step says it

@@ -20,6 +20,7 @@ from .outcome import what_follows
 from .owner import newest_status, status_of, take_lease, walk_jobs
 
 CALLS = "llm:calls"  # the job of records about LLM calls
+FIRST_TIME = "it was not finished yet"  # why most steps ran
 _PAGE = 500
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def _why(results: Sequence[Checkpoint], failures: Sequence[Checkpoint]) -> str:
     """Why the newest result had to be made."""
     if len(results) == 1:
         times = "once" if len(failures) == 1 else f"{len(failures)} times"
-        return f"it had failed {times}" if failures else "it was not finished yet"
+        return f"it had failed {times}" if failures else FIRST_TIME
     now, before = results[-1].metadata, results[-2].metadata
     reasons = []
     if now.get("version") != before.get("version"):

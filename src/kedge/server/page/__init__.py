@@ -7,7 +7,7 @@
     checkpoints.py   a checkpoint, its state, what can be done with it
     conversation.py  the messages of a thread; generations.py: the checkpoints of a container, and what changed
     comparison.py    two of them, or one and a live job
-    retention.py     policies, and what they would delete
+    retention.py     policies, and what they would delete; previews.py: told while a history is read
     runs.py          runs, their steps and log; approvals.py: what waits for a person
     run_records.py   what was read of runs; timeline.py: a run over time; items.py: the items of its maps
     resuming.py      starting a run again; forks.py: another one from one of its steps

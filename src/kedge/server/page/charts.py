@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -76,8 +76,13 @@ def timeline(moments: Sequence[tuple[datetime, str, bool]]) -> Markup:
     )
 
 
-def stacked_bars(columns: Sequence[tuple[str, Sequence[int]]], label: str) -> Markup:
-    """A bar for each column, its parts on top of each other; nothing when all are empty. As wide as there is room."""
+def stacked_bars(
+    columns: Sequence[tuple[str, Sequence[int]]], label: str, show: Callable[[int], str] = "{:,}".format
+) -> Markup:
+    """A bar for each column, its parts on top of each other; nothing when all are empty. As wide as there is room.
+
+    `show` says how much the lines of the scale stand for.
+    """
     height = 120.0
     most = max((sum(parts) for _, parts in columns), default=0)
     if not most:
@@ -94,8 +99,11 @@ def stacked_bars(columns: Sequence[tuple[str, Sequence[int]]], label: str) -> Ma
                 inner += f'<rect class="part-{number}" y="{top:.1f}" height="{tall:.1f}" {_across(n, step)}/>'
         if inner:
             bars.append(f"<g><title>{escape(title)}</title>{inner}</g>")
+    marks = ((4.0, show(most)), (height / 2 + 2, show(most // 2)))
+    grid = "".join(f'<line class="grid" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>' for y, _ in marks)
+    texts = "".join(f'<text x="0" y="{y + 11:g}">{escape(text)}</text>' for y, text in marks)
     return Markup(  # nosec B704 # numbers and escaped text
-        f'<svg class="bars" role="img" aria-label="{escape(label)}">{"".join(bars)}'
+        f'<svg class="bars" role="img" aria-label="{escape(label)}">{grid}{"".join(bars)}{texts}'
         f'<line class="axis" x1="0" x2="100%" y1="{height}" y2="{height}"/></svg>'
     )
 
@@ -195,7 +203,10 @@ def curves(lines: Sequence[Line], label: str) -> Markup:
         up = (y - low) / (high - low) if high > low else 0.5
         return edge + across * (width - 2 * edge), height - edge - up * (height - 2 * edge)
 
-    inner = ""
+    inner = "".join(
+        f'<line class="grid" x1="0" x2="{width:g}" y1="{height * part:g}" y2="{height * part:g}"/>'
+        for part in (0.25, 0.5, 0.75)
+    )
     for number, (some, dots) in enumerate(lines):
         line = " ".join("{:.0f},{:.1f}".format(*place(*point)) for point in some)
         inner += f'<g class="lane-{number}"><polyline class="line" points="{line}"/>'

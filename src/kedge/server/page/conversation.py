@@ -57,6 +57,10 @@ class Conversation:
     def earlier(self) -> int:
         return max(0, self.start - _SHOWN)
 
+    @property
+    def later(self) -> int:
+        return self.start + _SHOWN
+
 
 def newest_conversation(
     store: CheckpointManager, outlines: Outlines, job: str, start: int | None = None

@@ -31,6 +31,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _JOBS = 50
 _ROWS = 50
+_THREAD_ROWS = 20  # below the conversation
 _MOST_ROWS = 2000  # of a part of a history that is drawn again; a longer one is left as it is
 _SPARK = 40
 _SUBGRAPHS = 50
@@ -158,8 +159,9 @@ def _read(
 ) -> tuple[list[Checkpoint], Checkpoint | None]:
     """Rows, newest first, and the checkpoint saved before the last of them."""
     if down_to is None:
-        checkpoints = store.list(job, limit=_ROWS + 1, before=before, level=level)[::-1]
-        return checkpoints[:_ROWS], checkpoints[_ROWS] if len(checkpoints) > _ROWS else None
+        most = _ROWS if level is None else _THREAD_ROWS
+        checkpoints = store.list(job, limit=most + 1, before=before, level=level)[::-1]
+        return checkpoints[:most], checkpoints[most] if len(checkpoints) > most else None
     checkpoints = store.list(job, after=down_to - 1, before=before, limit=_MOST_ROWS, level=level)[::-1]
     older = store.list(job, before=down_to, limit=1, level=level)
     return checkpoints, older[0] if older else None
@@ -204,7 +206,10 @@ async def plan_cleanup(
     request: Request, access: Reader, job: str, keep_last: Annotated[int, Query(ge=1, le=100)]
 ) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        return {"plan": store.apply(RetentionPolicy(keep_last=keep_last), job=job), "job": job, "keep_last": keep_last}
+        find_job(store, job)
+        preview = memory_of(request).previews.look(store, RetentionPolicy(keep_last=keep_last), job)
+        following = f"{request.url.path}?keep_last={keep_last}"
+        return {"plan": preview, "job": job, "keep_last": keep_last, "following": following}
 
     return await answer(request, access, "cleanup.html", facts)
 

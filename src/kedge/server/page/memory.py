@@ -9,6 +9,7 @@ from fastapi import Request
 from kedge.server.auth import Access
 
 from .growth import Growth
+from .previews import Previews
 from .roster import Roster
 from .run_records import RunMemory
 from .spending import Spending
@@ -21,6 +22,7 @@ class PageMemory:
     def __init__(self) -> None:
         self.outlines = Outlines()
         self.runs = RunMemory()
+        self.previews = Previews()
         self._growth: dict[str, Growth] = {}  # by namespace
         self._spending: dict[str, Spending] = {}
         self._rosters: dict[str, Roster] = {}

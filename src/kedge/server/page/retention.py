@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from kedge.care.policies import policy_in_words, rules_of
 from kedge.care.records import needed_for
-from kedge.care.retention import Plan, RetentionPolicy
+from kedge.care.retention import RetentionPolicy
 from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel
 
+from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, find_job, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -60,8 +60,7 @@ async def retention(request: Request, access: Reader, job: str, tried: Tried, pa
             "job": job,
             "rules": rules,
             "stored": policy_in_words(record.retention),
-            "by_job": [],
-            **_planned(store, rules, job),
+            **_previewed(request, store, rules, job),
         }
 
     return await answer(request, access, "plan.html" if part else "retention.html", facts)
@@ -93,7 +92,7 @@ async def retention_of_all(request: Request, access: Reader, rules: Tried, part:
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         owners = [(job.name, policy_in_words(job.retention)) for job in store.jobs(limit=_MOST_JOBS) if job.retention]
-        return {"job": None, "rules": rules, "stored": "", "owners": owners, **_planned(store, rules, None)}
+        return {"job": None, "rules": rules, "stored": "", "owners": owners, **_previewed(request, store, rules, None)}
 
     return await answer(request, access, "plan.html" if part else "retention.html", facts)
 
@@ -106,26 +105,21 @@ async def clean_all(request: Request, access: Writer) -> Response:
     return see(request, "/retention", f"{len(done.delete):,} checkpoints deleted. gc gives back their space.")
 
 
-def _planned(store: CheckpointManager, rules: Mapping[str, str], job: str | None) -> dict[str, object]:
+def _previewed(
+    request: Request, store: CheckpointManager, rules: Mapping[str, str], job: str | None
+) -> dict[str, object]:
     """What the rules would delete, or what is wrong with them."""
     warning = needed_for(store.store, job) if job is not None else ""
-    nothing: dict[str, object] = {"plan": None, "problem": "", "by_job": [], "warning": warning}
+    facts: dict[str, object] = {"plan": None, "problem": "", "warning": warning, "following": ""}
     if not rules:
-        return nothing
+        return facts
     if job is None and store.stats()["checkpoints"] > _MOST_PLANNED:
-        return {**nothing, "problem": "There is too much to look through here: kedge cleanup --all-jobs does it."}
+        return {**facts, "problem": "There is too much to look through here: kedge cleanup --all-jobs does it."}
     try:
-        plan = store.apply(policy_of(rules), job=job)
+        facts["plan"] = memory_of(request).previews.look(store, policy_of(rules), job)
     except Validation as error:
-        return {**nothing, "problem": f"{error.message}. {error.hint.capitalize()}."}
-    return {**nothing, "plan": plan, "by_job": _by_job(plan) if job is None else []}
-
-
-def _by_job(plan: Plan) -> list[tuple[str, int, int]]:
-    """(job, how many go, how many stay), of those that lose something, most first."""
-    going = Counter(c.job for c in plan.delete)
-    staying = Counter(verdict.checkpoint.job for verdict in plan.keep)
-    return [(name, count, staying[name]) for name, count in going.most_common()]
+        return {**facts, "problem": f"{error.message}. {error.hint.capitalize()}."}
+    return {**facts, "following": f"{request.url.path}?{urlencode({**rules, 'part': 'plan'})}"}
 
 
 def _given(fields: Mapping[str, str]) -> dict[str, str]:

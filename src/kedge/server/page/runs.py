@@ -18,6 +18,7 @@ from kedge.pipeline.approval import decide, pending_approvals
 from kedge.pipeline.call_values import arguments_of, result_of
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import (
+    FIRST_TIME,
     Explanation,
     RunSummary,
     bills_of,
@@ -76,7 +77,7 @@ async def runs(
             entries = [entry for entry in entries if entry.place < (to_datetime(int(moment)), last)]
         listed = _listed(store, entries, status)
         return {
-            "runs": listed.runs,
+            "runs": [(run, _times(store, run)) for run in listed.runs],
             "executions": listed.executions,
             "older": listed.older,
             "is_first": not before,
@@ -150,6 +151,7 @@ async def run(
             "rows": rows,
             "first": first,
             "rows_a_page": _ROWS,
+            "obvious": FIRST_TIME if summary.sessions <= 1 else "",
             "tracebacks": _tracebacks(store, rows),
             "is_zoomed": chosen is not None,
             "grids": [grid_of(items) for items in maps],

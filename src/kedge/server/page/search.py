@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -28,9 +28,9 @@ from .views import views_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_LOOK_JOBS = 2000  # at once
-_LOOK_ABOUT = 500  # of them, asked what they are
-_LOOK_CHECKPOINTS = 3000
+_LOOK_JOBS = 1000  # at once
+_LOOK_ABOUT = 300  # of them, asked what they are
+_LOOK_CHECKPOINTS = 1500
 _OF_EACH = 200
 _SHOWN = 50
 
@@ -86,14 +86,20 @@ async def search(
     since: Literal["", "hour", "day", "week", "month"] = "",
     sort: Literal["updated", "name", "size"] = "updated",
     after: Annotated[str | None, Query(max_length=128)] = None,
+    passed: Annotated[int, Query(ge=0, le=10**12)] = 0,
 ) -> Response:
+    """`after` is the job behind which this look begins, `passed` how many jobs the looks before it have read.
+
+    A look that has found nothing is followed by the next one, without being asked.
+    """
     wanted = Wanted(q.lower().split(), kind, status, tag.strip(), _begin(since))
     chosen = {"q": q, "kind": kind, "status": status, "tag": tag, "since": since, "sort": sort}
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         hits = find(store, wanted, sort, after) if any((q, kind, status, tag, since)) else None
         given = {name: value for name, value in chosen.items() if value}
-        more = f"/search?{urlencode({**given, 'after': hits.after})}" if hits and hits.after else None
+        read = passed + hits.jobs_read if hits else 0
+        more = f"/search?{urlencode({**given, 'after': hits.after, 'passed': read})}" if hits and hits.after else None
         options: dict[str, Any] = {
             "views": views_of(access) if hits is None else [],
             "kinds": Kind,
@@ -101,7 +107,8 @@ async def search(
             "spans": SPANS,
             "sorts": SORTS,
         }
-        return {**chosen, **options, "hits": hits, "more": more}
+        explained = [(checkpoint, places(wanted.words, checkpoint)) for checkpoint in hits.checkpoints] if hits else []
+        return {**chosen, **options, "hits": hits, "explained": explained, "more": more, "read": read}
 
     return await answer(request, access, "search.html", facts)
 
@@ -186,3 +193,19 @@ def _is_hit(wanted: Wanted, checkpoint: Checkpoint) -> bool:
     tags = (f"{name}={value}" for name, value in checkpoint.tags.items())
     metadata = json.dumps(dict(checkpoint.metadata), ensure_ascii=False, default=str)
     return wanted.is_in(checkpoint.id, checkpoint.step, *tags, metadata)
+
+
+_PLACES = 3
+
+
+def places(words: Sequence[str], checkpoint: Checkpoint) -> list[str]:
+    """The metadata that a checkpoint was found by, where its name and its tags do not show why."""
+    shown = "\n".join((checkpoint.step, *(f"{name}={value}" for name, value in checkpoint.tags.items()))).lower()
+    hidden = [word for word in words if word not in shown]
+    facts = (f"{name}: {_short(value)}" for name, value in checkpoint.metadata.items())
+    return list(islice((fact for fact in facts if any(word in fact.lower() for word in hidden)), _PLACES))
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -154,4 +154,4 @@ def _chart(
         parts += [Decimal(0)] * (_COLOURS - len(parts))
         title = f"{exactly(begin + timedelta(seconds=n * bar_s))[:16]}: {dollars(whole)}"
         columns.append((title, [int(part * _PARTS) for part in (*parts, whole - sum(parts, Decimal(0)))]))
-    return stacked_bars(columns, f"spent in the last {span}")
+    return stacked_bars(columns, f"spent in the last {span}", lambda part: dollars(Decimal(part) / _PARTS))

@@ -50,7 +50,6 @@ async def storage(
             "coloured": coloured,
             "has_others": len(+grown.added) > len(coloured),
             "chart": _chart(grown, coloured),
-            "highest": size(max((sum(bar.values()) for bar in grown.bars), default=0)),
             "bar": _BARS[grown.span],
             "rows": _rows(jobs, grown),
             "is_cut": len(jobs) == MOST_JOBS,
@@ -69,7 +68,7 @@ def _chart(grown: Grown, coloured: list[str]) -> object:
         others = sum(bar.values()) - sum(parts)
         title = f"{exactly(at)[:16]}: {size(sum(bar.values()))}"
         columns.append((title, [*parts, *[0] * (_COLOURS - len(parts)), others]))
-    return stacked_bars(columns, f"bytes added in the last {grown.span}")
+    return stacked_bars(columns, f"bytes added in the last {grown.span}", size)
 
 
 def _rows(jobs: list[Job], grown: Grown) -> list[dict[str, Any]]:
