@@ -48,7 +48,7 @@ def test_odd_queries_of_every_route(client: TestClient, method: str, path: str, 
         assert name in refused(client, method, path, f"{name}=true&{name}=true")
     for name, (_, what) in rule.forms.items():
         wrong = (
-            ("yes", "1", "on", "") if what == "true or false" else ("false", "5.0", "1_000", "+5", "", "null", "%205")
+            ("yes", "1", "on", "") if what == "true or false" else ("false", "5.5", "1_000", "+5", "", "null", "%205")
         )
         for value in wrong:
             assert name in refused(client, method, path, f"{name}={value}")
@@ -64,8 +64,15 @@ def test_older_routes_take_any_query(client: TestClient, store: kedge.Checkpoint
     assert client.get(f"{OLDER}?job_id=j&odd=1&odd=2").json()["total"] == 1
 
 
-def test_keys_and_a_place_to_begin_at_exclude_each_other(client: TestClient) -> None:
-    assert "'after'" in refused(client, "GET", "/api/v1/jobs/j/keys", "key=a&after=0")
+def test_keys_are_looked_for_behind_a_place(client: TestClient, store: kedge.CheckpointManager) -> None:
+    for n in range(3):
+        store.save("j", "s", n, idempotency_key=f"k{n}")
+    answer = client.get("/api/v1/jobs/j/keys?key=k0&key=k2&after=1").json()
+    assert [entry["key"] for entry in answer["found"]] == ["k2"]
+
+
+def test_what_json_calls_a_whole_number_is_one(client: TestClient) -> None:
+    assert client.get("/api/v1/jobs/j/checkpoints?limit=5.0&cursor=30.0").status_code == 200
 
 
 def test_what_may_repeat_does(client: TestClient, store: kedge.CheckpointManager) -> None:

@@ -1,7 +1,7 @@
 """The query of an address: every parameter is one the route has, is there once unless it may repeat, and has its form.
 
 A misspelled parameter is a mistake, not a wish for the default; of one that is there twice, none is the one meant.
-Frameworks let both pass, and read "1", "on" and "yes" as true, and "5.0" or "1_000" as whole numbers.
+Frameworks let both pass, and read "1", "on" and "yes" as true, and "1_000" or " 5" as whole numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kedge.errors import Validation
 
 _FORMS = {  # as OpenAPI says them
     bool: (re.compile("true|false"), "true or false"),
-    int: (re.compile("-?[0-9]{1,20}"), "a whole number"),
+    int: (re.compile(r"-?[0-9]{1,20}(\.0{1,20})?"), "a whole number"),  # 3.0 is one, to JSON
 }
 
 

@@ -78,18 +78,15 @@ async def find_keys(
     access: Reads,
     job: schemas.Name,
     key: Annotated[list[_Key] | None, Query(max_length=100, description="Idempotency keys; repeatable.")] = None,
-    after: Annotated[
-        int | None, Query(ge=0, le=(1 << 53) - 1, description="Without keys: all above this number.")
-    ] = None,
+    after: Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Only what is above this number.")] = 0,
     limit: PageSize = 50,
 ) -> object:
     """What was saved under idempotency keys: under these, or under any among the next sequence numbers."""
-    if key and after is not None:
-        raise Validation("parameter 'after' is for a listing without 'key'", hint="leave one of them out")
 
     def find(store: CheckpointManager) -> list[dict[str, object]]:
-        stored = store.store.find(job, key) if key else store.store.find_next(job, after or 0, limit)
-        return [{"key": name, "checkpoint": checkpoint.to_json()} for name, (checkpoint, _) in stored.items()]
+        stored = store.store.find(job, key) if key else store.store.find_next(job, after, limit)
+        above = [(name, checkpoint) for name, (checkpoint, _) in stored.items() if checkpoint.seq > after]
+        return [{"key": name, "checkpoint": checkpoint.to_json()} for name, checkpoint in above]
 
     return JsonAnswer({"found": await access.ask(find)})
 
