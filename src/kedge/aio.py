@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .blobs.workers import Workers
 from .model import Checkpoint, Lease
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 500  # items of an iterator, in one turn of a worker thread
 _THREADS = 32  # calls of one process at a time, as in asyncio's own pool
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -34,7 +35,7 @@ class _Threads:
         """Also in a forked child, which has none of its parent's."""
         self._workers = Workers(_THREADS, "kedge-aio", keep=4)
 
-    async def run(self, method: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    async def run(self, method: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         call = functools.partial(contextvars.copy_context().run, method, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._workers, call)
 
