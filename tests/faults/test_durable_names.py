@@ -1,63 +1,30 @@
-"""What is written outside of stores survives a power cut: its bytes before its name, and every name above it."""
+"""What is written survives a power cut: bytes before their name, and every name above; each sync is needed."""
 
 from __future__ import annotations
 
+import errno
 import os
-import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import kedge
+import kedge.care.repair
+from kedge.blobs import libc
+from kedge.blobs.direct import sync_data, sync_directory
+from kedge.care.repair import repair
+from kedge.care.repair_files import refile
 from kedge.cli import cli
+from kedge.containers.archive.export import replace_file
+from kedge.files import restore as restoring
+from kedge.store.directory import Marker, open_packs
 from tests.parts import require
+from tests.torture.durable import Durable, watched
 
 pytestmark = pytest.mark.faults
 
-
-class Watched:
-    """What was synced, in order: directories by their path, files by inode; and the moments of renames."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.directories: dict[str, int] = {}  # the last sync of each
-        self.files: dict[int, int] = {}
-        self.names: list[int] = []
-        self._count = 0
-        real = os.fsync
-
-        def fsync(fd: int) -> None:
-            real(fd)
-            self._count += 1
-            status = os.fstat(fd)
-            if stat.S_ISDIR(status.st_mode):
-                self.directories[os.readlink(f"/proc/self/fd/{fd}")] = self._count
-            else:
-                self.files[status.st_ino] = self._count
-
-        monkeypatch.setattr(os, "fsync", fsync)
-        for name in ("rename", "replace", "link"):
-            monkeypatch.setattr(os, name, self._noted(getattr(os, name)))
-
-    def _noted(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: object, **options: object) -> None:
-            self._count += 1
-            self.names.append(self._count)
-            real(*args, **options)
-
-        return call
-
-    def expect(self, path: Path, home: Path) -> None:
-        """All below `path` was synced before it was named, and then the names from `home` down to it."""
-        last = self.names[-1] if self.names else self._count + 1
-        for file in [path, *path.rglob("*")]:
-            if file.is_file():
-                assert self.files.get(file.stat().st_ino, last) < last, f"{file} is named before it is durable"
-        for folder in path.relative_to(home).parents:
-            assert str(home / folder) in self.directories, f"the names in {home / folder} are not durable"
-        if self.names:
-            assert self.directories[str(path.parent)] > last
+KEY = b"k" * 32
 
 
 @pytest.fixture
@@ -65,33 +32,239 @@ def store(tmp_path: Path) -> str:
     place = tmp_path / "store"
     (tmp_path / "tree" / "sub").mkdir(parents=True)
     (tmp_path / "tree" / "sub" / "file").write_text("content")
+    os.link(tmp_path / "tree" / "sub" / "file", tmp_path / "tree" / "other name")
+    (tmp_path / "tree").chmod(0o751)
     with kedge.open(place) as opened:
         opened.save("job", "step", {"files": kedge.Tree(tmp_path / "tree")})
+        opened.save("file", "step", kedge.File(tmp_path / "tree" / "sub" / "file"))
         opened.save("plain", "step", {"n": 1})
     return str(place)
 
 
-def test_a_key_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(*words: str) -> None:
+    done = CliRunner().invoke(cli, list(words))
+    assert done.exit_code == 0, done.output
+
+
+def refused(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, "no hard links here")
+
+
+def expect(durable: Durable, *paths: Path, home: Path) -> None:
+    assert all(path.exists() for path in paths)
+    assert durable.lacking(*paths, home=home) == []
+
+
+# --- stores ---
+
+
+def test_a_new_store_and_its_large_saves(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "deep" / "store"
+    with watched() as durable, kedge.open(place) as opened:
+        expect(durable, place, home=tmp_path)
+        for n in range(2):
+            opened.save("job", "large", os.urandom(100_000 + n))
+            expect(durable, place, home=tmp_path)
+        opened.gc()
+        expect(durable, place, home=tmp_path)
+    expect(durable, place, home=tmp_path)
+
+
+def test_packs_whose_folder_another_process_made(tmp_path: Path) -> None:
+    """And was killed before it had synced the name of it."""
+    place = tmp_path / "store"
+    kedge.open(place).close()
+    with watched() as durable, kedge.open(place) as opened:
+        opened.save("job", "large", os.urandom(100_000))
+        assert durable.lacking(place / "packs", home=place) == []
+
+
+def test_packs_beside_a_database(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "packs"
+    with watched() as durable:
+        open_packs(place).close()
+    expect(durable, place, home=tmp_path)
+
+
+def test_a_folder_of_packs_that_is_made_when_it_is_gone(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    kedge.open(place).close()
+    (place / "packs").rmdir()
+    with watched() as durable, kedge.open(place):
+        assert durable.lacking(place / "packs", home=place) == []
+
+
+def test_an_encrypted_store(tmp_path: Path) -> None:
+    require("module:cryptography")
+    place = tmp_path / "store"
+    kedge.open(place).close()
+    with watched() as durable, kedge.open(place, key=KEY) as opened:
+        opened.save("job", "small", 1)
+        assert durable.lacking(place / "keyrings", place / "kedge-store", home=place) == []
+
+
+def test_whether_an_index_was_closed(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with watched() as durable, kedge.open(place) as opened:
+        assert durable.lacking(place / "index.sqlite-state", home=place) == []
+        opened.save("job", "small", 1)
+        assert b"state: open" in (place / "index.sqlite-state").read_bytes()
+        assert durable.lacking(place / "index.sqlite-state", home=place) == []
+
+
+def test_a_repaired_store(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = kedge.care.repair.write_marker
+    were_named: list[bool] = []
+
+    def write_marker(path: Path, marker: Marker) -> None:
+        were_named.append(durable.has_names(path, marker.index))
+        write(path, marker)
+
+    monkeypatch.setattr("kedge.care.repair.write_marker", write_marker)
+    with watched(Path(store)) as durable:
+        repair(Path(store), actor="test")
+        assert durable.lacking(Path(store, "kedge-store"), home=Path(store)) == []
+    aside = [*Path(store).glob("index.damaged-*")]
+    assert aside
+    assert were_named == [True]
+    assert durable.has_names(Path(store), "index-2.sqlite", *(path.name for path in aside))
+
+
+def test_a_store_of_readable_files(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "files"
+    with watched() as durable, kedge.open(f"files:{place}") as opened:
+        expect(durable, place, home=tmp_path)
+        first = opened.save("job", "small", 1)
+        expect(durable, place, home=tmp_path)
+        opened.save("job", "large", os.urandom(100_000))
+        expect(durable, place, home=tmp_path)
+        opened.delete("job", first)
+        opened.gc()
+        expect(durable, place, home=tmp_path)
+    before = (place / ".kedge" / "journal").stat().st_ino
+    with watched(place) as durable:
+        refile(place, actor="test")
+    assert (place / ".kedge" / "journal").stat().st_ino != before
+    expect(durable, place / ".kedge" / "journal", home=place / ".kedge")
+    aside = [path.name for path in (place / ".kedge").glob("journal.damaged-*")]
+    assert len(aside) == 1
+    assert durable.has_names(place / ".kedge", *aside)
+
+
+# --- what users are given ---
+
+
+def test_a_key_in_a_file(tmp_path: Path) -> None:
     """Whoever encrypts a store with it and loses the file has lost the store."""
     require("module:cryptography")
-    watched = Watched(monkeypatch)
-    made = CliRunner().invoke(cli, ["key", "new", "--out", str(tmp_path / "key")])
-    assert made.exit_code == 0, made.output
-    watched.expect(tmp_path / "key", tmp_path)
+    with watched() as durable:
+        run("key", "new", "--out", str(tmp_path / "key"))
+    expect(durable, tmp_path / "key", home=tmp_path)
 
 
-def test_a_restored_directory(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with kedge.open(store) as opened:
+@pytest.mark.parametrize("syncs", ["each", "all at once"])
+def test_a_restored_directory(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, syncs: str) -> None:
+    asked: list[Path] = []
+    if syncs != "each":
+        monkeypatch.setattr(restoring, "_SYNC_EACH_UP_TO", 0)
+    monkeypatch.setattr(libc, "sync_file_system", lambda fd: asked.append(Path(f"/proc/self/fd/{fd}").resolve()))
+    target = tmp_path / "new" / "and" / "deep"
+    with kedge.open(store) as opened, watched() as durable:
         _, state = opened.load_latest("job") or (None, None)
-        watched = Watched(monkeypatch)
-        state["files"].write_to(tmp_path / "new" / "and" / "deep")  # type: ignore[index]
-    watched.expect(tmp_path / "new" / "and" / "deep", tmp_path)
+        state["files"].write_to(target)  # type: ignore[index]
+        if syncs == "each":
+            expect(durable, target, home=tmp_path)
+            assert durable.has_mode(target)
+        else:
+            assert len(asked) == 1
+            assert durable.has_names(target.parent, "deep")
+        assert (target / "sub" / "file").read_text() == "content"
 
 
+def test_a_directory_restored_into_one_that_exists(tmp_path: Path, store: str) -> None:
+    target = tmp_path / "target"
+    left = target / f"{os.fsdecode(restoring.STAGE_PREFIX)}left" / "by" / "a killed one"
+    left.mkdir(parents=True)
+    with kedge.open(store) as opened, watched(target) as durable:
+        _, state = opened.load_latest("job") or (None, None)
+        state["files"].write_to(target, overwrite=True)  # type: ignore[index]
+        assert durable.lacking(target / "sub", home=target) == []
+        assert sorted(path.name for path in target.iterdir()) == ["other name", "sub"]
+        assert (target / "sub" / "file").read_text() == (target / "other name").read_text() == "content"
+
+
+@pytest.mark.parametrize("links", ["links", "no links"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_restored_file(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, overwrite: bool, links: str
+) -> None:
+    target = tmp_path / "new" / "file"
+    if links == "no links":
+        monkeypatch.setattr(os, "link", refused)
+    if overwrite:
+        target.parent.mkdir()
+        target.write_text("old")
+    with kedge.open(store) as opened, watched() as durable:
+        _, state = opened.load_latest("file") or (None, None)
+        state.write_to(target, overwrite=overwrite)  # type: ignore[union-attr]
+        assert durable.lacking(target, home=target.parent) == []
+        assert target.read_text() == "content"
+        if not overwrite:
+            assert durable.has_names(tmp_path, "new")
+
+
+@pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("form", ["dir", "jobs", "json", "zip"])
-def test_an_export(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_an_export(tmp_path: Path, store: str, form: str, replaces: bool) -> None:
     target = tmp_path / "new" / "export" if form in ("dir", "jobs") else tmp_path / f"export.{form}"
-    watched = Watched(monkeypatch)
-    done = CliRunner().invoke(cli, ["export", "plain", str(target), "--format", form, "--store", store])
-    assert done.exit_code == 0, done.output
-    watched.expect(target, tmp_path)
+    words = ["export", "plain", str(target), "--format", form, "--store", store]
+    if replaces:
+        run(*words)
+        words.append("--force")
+    with watched(*[target.parent] * replaces) as durable:
+        run(*words)
+    expect(durable, target, home=target.parent if replaces else tmp_path)
+    assert not [path for path in target.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_an_archive(tmp_path: Path) -> None:
+    with watched() as durable:
+        replace_file(tmp_path / "archive", lambda out: out.write(b"content") and None)
+    expect(durable, tmp_path / "archive", home=tmp_path)
+    assert [*tmp_path.iterdir()] == [tmp_path / "archive"]
+
+
+# --- systems that lack something ---
+
+
+def test_an_export_where_there_are_no_hard_links(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", refused)
+    with watched() as durable:
+        run("export", "plain", str(tmp_path / "export.json"), "--format", "json", "--store", store)
+    expect(durable, tmp_path / "export.json", home=tmp_path)
+
+
+def test_a_system_without_fdatasync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with watched() as durable, (tmp_path / "file").open("wb", buffering=0) as file:
+        monkeypatch.delattr(os, "fdatasync")
+        file.write(b"content")
+        sync_data(file.fileno())
+        sync_directory(tmp_path)
+    expect(durable, tmp_path / "file", home=tmp_path)
+
+
+@pytest.mark.parametrize("has_syncfs", [True, False])
+def test_all_files_of_a_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_syncfs: bool) -> None:
+    asked: list[str] = []
+
+    class Library:
+        if has_syncfs:
+
+            def syncfs(self, _: int) -> int:
+                asked.append("syncfs")
+                return 0
+
+    monkeypatch.setattr(libc, "library", Library)
+    monkeypatch.setattr(os, "sync", lambda: asked.append("sync"))
+    libc.sync_file_system(0)
+    assert asked == ["syncfs" if has_syncfs else "sync"]

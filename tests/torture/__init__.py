@@ -8,6 +8,6 @@
     crash       every disk a power cut may leave, computed from a trace
     mutants     safeguards taken out, one at a time
 
-and one module for each fault: kill_loop, syscalls, power_cut, crash_states, bitflips, disk_full,
+and one module for each fault: kill_loop, syscalls, power_cut, crash_states, sync_mutants, bitflips, disk_full,
 many_processes, races. Each has a function for pytest to call with small numbers and `torture(minutes, folder)`.
 """

@@ -46,6 +46,7 @@ NAMES = (
     "interrupts",
     "packages",
     "mutants",
+    "sync_mutants",
     "model",
 )
 

@@ -195,7 +195,9 @@ def _work(place: Path, _: Report) -> None:
 
     os.environ["KEDGE_TRACED"] = os.devnull
     _submit(place, _)
-    Worker(opened(place), ["q"], {"traced": traced}, lease_s=0.2, report=lambda *_: None).serve(until_empty=True)
+    short_s = 0.2  # lease: what the killed one held ends, and the entry is taken again
+    worker = Worker(opened(place), ["q"], {"traced": traced}, lease_s=short_s, report=lambda *_: None)
+    worker.serve(until_empty=True)
 
 
 def _check_submitted(place: Path) -> None:

@@ -38,6 +38,7 @@ STEPS = {
     ),
 }  # fmt: skip
 _EXTRA = 8  # random disks for each unsynced change at each moment
+_PATIENCE_S = 900  # with a life under strace on a machine that has other things to do
 _DRAWN = 2_000  # so many of each life of STEPS
 _CHAINED = 2  # so many lives go on from a disk of the one before
 
@@ -58,10 +59,10 @@ def record(
     if before is not None and heard is not None:
         trace.messages += [(0, message) for _, message in heard.messages[: before.heard]]
     child = Child(live, str(disk), life, mutant=mutant)
-    child.wait_for("ready")
+    child.wait_for("ready", _PATIENCE_S)
     with attached(child.pid, folder / "log", *STRACE_OPTIONS):
         child.tell("go")
-        child.wait_for("done")
+        child.wait_for("done", _PATIENCE_S)
     child.tell("end")
     child.drain()
     assert isinstance(child.ledger, Ledger)
@@ -157,5 +158,6 @@ def torture(minutes: float, folder: Path, seed: int | None = None) -> dict[str, 
         total.update(_apart(partial(explore_seed, folder / f"{number}", number, extra=_EXTRA)))
         if time.monotonic() > told + 30:
             told = time.monotonic()
-            print(f"  to seed {number}: {dict(total)}, {time.process_time():.0f} s of CPU", flush=True)
+            cpu_s = time.process_time()  # clock: for people to read
+            print(f"  to seed {number}: {dict(total)}, {cpu_s:.0f} s of CPU", flush=True)
     return {**total, "seeds": number - first}

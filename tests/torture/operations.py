@@ -281,7 +281,7 @@ def _delete_job(place: Path, report: Report) -> None:
 
 
 def _lease(place: Path, report: Report) -> None:
-    with opened(place).lease("leased", ttl_s=0.1) as lease:
+    with opened(place).lease("leased", ttl_s=0.1) as lease:  # lease: nobody else wants it
         saved = opened(place).save("leased", "step", make("small", 8), metadata=about("small", 8), lease=lease)
         report("saved", saved, "leased", "small", 8)
 

@@ -1,5 +1,6 @@
 """What the exit status of a runtime says about the checkpoint that it was to restore."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from kedge.containers import bundle as bundles
 from kedge.containers import network
 from kedge.containers.attempts import Attempt
-from kedge.containers.bundle import Bundle
+from kedge.containers.bundle import Bundle, give_images
 from kedge.containers.page_writer import PageWriter
 from kedge.errors import CriuFailed
 from kedge.files import Tree
@@ -36,3 +37,28 @@ def test_a_runtime_that_was_killed_says_nothing_against_a_checkpoint(
             PageWriter(Tree(tmp_path), Attempt("a", tmp_path)),
         )
     assert caught.value.is_verdict is is_verdict
+
+
+def test_a_hook_is_in_the_configuration_for_a_while(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    with Bundle(tmp_path, {})._with_hook({"path": "/a/hook"}):
+        assert json.loads(config.read_bytes())["hooks"]["createRuntime"][-1] == {"path": "/a/hook"}
+    assert config.read_text() == "{}"
+    assert [*tmp_path.iterdir()] == [config]
+
+
+def test_what_is_known_about_an_attempt_stays_known(tmp_path: Path) -> None:
+    attempt = Attempt("a", tmp_path)
+    attempt.describe(first=1)
+    attempt.describe(second=2)
+    assert Attempt("a", tmp_path).facts() == {"first": 1, "second": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["attempt.json"]
+
+
+def test_images_are_given_without_copying_them(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "pages-1.img").write_bytes(b"pages")
+    for _ in range(2):
+        give_images(tmp_path / "images", tmp_path / "target")
+        assert (tmp_path / "target" / "pages-1.img").samefile(tmp_path / "images" / "pages-1.img")

@@ -11,6 +11,7 @@ import pytest
 import kedge
 from kedge.containers.attempts import attempt, attempts, put_right
 from kedge.containers.moved_files import replaced
+from tests.torture.durable import watched
 
 CALLS = ("link", "rename", "replace", "unlink", "mkdir", "rmdir", "open", "fsync")
 
@@ -118,3 +119,12 @@ def test_a_file_that_somebody_made_since_is_theirs(folder: Path) -> None:
             os.replace(folder / "theirs", folder / "gone")
             raise ZeroDivisionError
     assert (folder / "gone").read_text() == "theirs"
+
+
+def test_what_was_gone_is_there_durably(folder: Path) -> None:
+    """Before the restored processes go on with it."""
+    with kedge.open(folder / "store") as store, attempt("restore", "1") as work:
+        files = {str(folder / name): file for name, file in store.restore("job").items()}
+        with watched() as durable, replaced(files, work):
+            assert durable.has_names(folder, "gone", "changed")
+            assert (folder / "gone").read_text() == "as it was"

@@ -16,6 +16,7 @@ from kedge.containers.archive.arch import unpack
 from kedge.containers.archive.importer import import_images
 from kedge.containers.snapshot import job_of
 from kedge.legacy import arch
+from tests.torture.durable import watched
 from tests.unit.containers.criu_writer import write_dump
 
 pytestmark = pytest.mark.requires("root")  # removed files are devices
@@ -51,7 +52,9 @@ def test_there_and_back(dump: Path, tmp_path: Path) -> None:
     place = tmp_path / "arch/default/app"
     with kedge.open("memory:") as store:
         first = import_images(store, str(dump), key="app", spec={}).checkpoint
-        assert arch.export(*snapshot.load(store, first.id), place) > 0
+        with watched() as durable:
+            assert arch.export(*snapshot.load(store, first.id), place) > 0
+        assert durable.lacking(place, home=tmp_path) == []
         with pytest.raises(kedge.Conflict):
             arch.export(*snapshot.load(store, first.id), place)
         (place / "stale").write_text("x")

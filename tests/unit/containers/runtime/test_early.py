@@ -181,3 +181,13 @@ def test_the_front_starts_it_so(bundle: Path, monkeypatch: pytest.MonkeyPatch, t
     refused = subprocess.run([FRONT, *words], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "use fresh, fail or retry:N" in refused.stderr
+
+
+def test_an_answer_has_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(early, "alarm", lambda _: None)
+    monkeypatch.setattr(early, "first_mark", lambda *_: "the mark")
+    (tmp_path / "config.json").write_text("{}")
+    early.look_ahead(str(tmp_path), "places")
+    assert (tmp_path / early.AHEAD).read_text().endswith("\nplaces\nthe mark\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["config.json", early.AHEAD])
