@@ -67,7 +67,7 @@ def after_a_list(
     return answer
 
 
-@pytest.mark.parametrize(("method", "gone"), [("read", "source"), ("knows", "parent"), ("knows", "source")])
+@pytest.mark.parametrize(("method", "gone"), [("read", "source"), ("get", "parent"), ("get", "source")])
 def test_a_thread_is_copied(store: CheckpointManager, method: str, gone: str) -> None:
     """A checkpoint is deleted when it was read, or the copy of its parent when that was just seen."""
     library("langgraph")
@@ -77,7 +77,7 @@ def test_a_thread_is_copied(store: CheckpointManager, method: str, gone: str) ->
     copy: Any = {"configurable": {"thread_id": "copy", "checkpoint_ns": ""}}
     with KedgeSaver(store) as saver:
         first = put(saver, {"x": b"1" * 100_000})
-        if method == "knows":
+        if method == "get":
             put(saver, {"x": b"2" * 100_000}, first)
         with gate_after(store.store, method) as gate:
             copying = Background(saver.copy_thread, "t", "copy")

@@ -46,7 +46,7 @@ def test_a_copy_goes_on_and_is_refused_once_the_copy_was_written_to(store: Check
     assert len(store.list("c")) == 5
 
 
-@pytest.mark.parametrize(("method", "job"), [("knows", "above"), ("knows", "a"), ("read", "a")])
+@pytest.mark.parametrize(("method", "job"), [("get", "above"), ("get", "a"), ("read", "a")])
 def test_what_is_deleted_while_a_job_is_copied_is_left_out(store: CheckpointManager, method: str, job: str) -> None:
     """Before it is copied, or when it was just found to be the parent of what is."""
     parent = store.save("above", "step", 0)
