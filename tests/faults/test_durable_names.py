@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import kedge
 import kedge.care.repair
+import kedge.store.directory
 from kedge.blobs import libc
 from kedge.blobs.direct import sync_data, sync_directory
 from kedge.care.repair import repair
@@ -58,9 +59,18 @@ def expect(durable: Durable, *paths: Path, home: Path) -> None:
 # --- stores ---
 
 
-def test_a_new_store_and_its_large_saves(tmp_path: Path) -> None:
+def test_a_new_store_and_its_large_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "new" / "deep" / "store"
+    write = kedge.store.directory.write_marker
+    were_named: list[bool] = []
+
+    def write_marker(path: Path, marker: Marker) -> None:
+        were_named.append(durable.has_names(path, "index.sqlite", "packs"))
+        write(path, marker)
+
+    monkeypatch.setattr("kedge.store.directory.write_marker", write_marker)
     with watched() as durable, kedge.open(place) as opened:
+        assert were_named == [True]
         expect(durable, place, home=tmp_path)
         for n in range(2):
             opened.save("job", "large", os.urandom(100_000 + n))
@@ -105,6 +115,8 @@ def test_an_encrypted_store(tmp_path: Path) -> None:
 
 def test_whether_an_index_was_closed(tmp_path: Path) -> None:
     place = tmp_path / "store"
+    kedge.open(place).close()
+    (place / "index.sqlite-state").unlink()  # a store of before there was one
     with watched() as durable, kedge.open(place) as opened:
         assert durable.lacking(place / "index.sqlite-state", home=place) == []
         opened.save("job", "small", 1)

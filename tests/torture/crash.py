@@ -142,7 +142,7 @@ class _Reader:
             handle = _FILE.match(arguments)
             if handle:
                 self._on_handle(name, handle, arguments[handle.end() :], result, begun, done, text)
-        elif name in ("writev", "pwritev", "pwritev2", "truncate", "link", "linkat", "symlink", "symlinkat"):
+        elif name in ("writev", "pwritev", "pwritev2", "truncate", "symlink", "symlinkat"):
             if any(path.is_relative_to(self.folder) for path in self._paths(arguments)) or str(self.folder) in text:
                 raise NotImplementedError(text)
         else:
@@ -216,6 +216,13 @@ class _Reader:
         elif name in ("unlink", "unlinkat", "rmdir"):
             del self.names[parent, path.name]
             self.trace.ops.append(Op(text, begun, done, (parent,), is_name=True, remove=(parent, path.name)))
+        elif name in ("link", "linkat"):
+            target = self._find(paths[1].parent)
+            assert here is not None
+            assert target is not None
+            self.names[target, paths[1].name] = here
+            op = Op(text, begun, done, (target,), is_name=True, add=(target, paths[1].name, here))
+            self.trace.ops.append(op)
         elif name in ("rename", "renameat", "renameat2"):
             target = self._find(paths[1].parent)
             assert here is not None

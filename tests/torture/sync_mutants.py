@@ -23,7 +23,6 @@ CAUGHT: dict[str, tuple[str, ...]] = {
         "blobs/direct.py sync_directory fsync",
         "blobs/pack_file.py Folder.sync sync_directory",
         "blobs/pack_file.py OpenPack.sync sync_data",
-        "index/sqlite/closed_mark.py IndexState._open fsync",
         "store/directory.py _create sync_directory",
         "store/directory.py _create _sync_names",
         "store/directory.py _sync_names sync_directory",
@@ -32,6 +31,7 @@ CAUGHT: dict[str, tuple[str, ...]] = {
         "store/directory.py _write sync_directory",
     ),
     f"{_DURABLE}whether_an_index_was_closed": (
+        "index/sqlite/closed_mark.py IndexState._open fsync",
         "index/sqlite/closed_mark.py IndexState._open sync_directory",
         "index/sqlite/closed_mark.py IndexState._write sync_data",
     ),
