@@ -16,6 +16,9 @@ import kedge
 from kedge.cli import cli
 from kedge.containers.attempts import Attempt
 from kedge.errors import NoSpace, OutcomeUnknown, StorageError
+from kedge.index.files import index as files_index
+from kedge.index.files.journal import Journal
+from kedge.index.sqlite.closed_mark import IndexState
 
 pytestmark = pytest.mark.faults
 
@@ -45,14 +48,13 @@ def failing_once(owner: Any, name: str, error: Exception, *, is_done: bool = Fal
 
 def test_what_is_committed_is_not_refused(tmp_path: Path) -> None:
     """The first commit of a process is followed by a note, which may fail."""
-    mark = kedge.index.sqlite.closed_mark.IndexState
     with kedge.open(tmp_path / "store") as store:
         store.save("job", "step", 0)
-    with kedge.open(tmp_path / "store") as store, failing_once(mark, "mark_open", BROKEN):
+    with kedge.open(tmp_path / "store") as store, failing_once(IndexState, "mark_open", BROKEN):
         saved = store.save("job", "step", 1)
     with kedge.open(tmp_path / "store") as store:
         assert [checkpoint.id for checkpoint in store.list("job")][1:] == [saved]
-        with failing_once(mark, "mark_open", BROKEN), pytest.raises(OutcomeUnknown, match="the device is broken"):
+        with failing_once(IndexState, "mark_open", BROKEN), pytest.raises(OutcomeUnknown, match="the device is broken"):
             store.delete("job", saved)
         assert not store.exists(saved)
 
@@ -77,8 +79,8 @@ def test_a_store_of_files_goes_on_when_it_could_not_begin_anew(tmp_path: Path) -
     with kedge.open(f"files:{tmp_path / 'store'}") as store:
         first = store.save("job", "step", 1)
         with (
-            failing_once(kedge.index.files.journal.Journal, "append", BROKEN),
-            failing_once(kedge.index.files.index, "migrate", BROKEN),
+            failing_once(Journal, "append", BROKEN),
+            failing_once(files_index, "migrate", BROKEN),
             suppress(StorageError),
         ):
             store.save("job", "step", 2)
