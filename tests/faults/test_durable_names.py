@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from kedge.care.repair_files import refile
 from kedge.cli import cli
 from kedge.containers.archive.export import replace_file
 from kedge.files import restore as restoring
+from kedge.index.files.journal import Journal
 from kedge.store.directory import Marker, open_packs
 from tests.parts import require
 from tests.torture.durable import Durable, watched
@@ -147,6 +149,7 @@ def test_a_store_of_readable_files(tmp_path: Path) -> None:
     with watched() as durable, kedge.open(f"files:{place}") as opened:
         expect(durable, place, home=tmp_path)
         first = opened.save("job", "small", 1)
+        assert [*place.rglob(f"{first}.json")]
         expect(durable, place, home=tmp_path)
         opened.save("job", "large", os.urandom(100_000))
         expect(durable, place, home=tmp_path)
@@ -161,6 +164,14 @@ def test_a_store_of_readable_files(tmp_path: Path) -> None:
     aside = [path.name for path in (place / ".kedge").glob("journal.damaged-*")]
     assert len(aside) == 1
     assert durable.has_names(place / ".kedge", *aside)
+
+
+def test_a_journal_in_the_place_of_another(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for payload in ("first", "second"):
+        with watched() as durable, closing(journal):
+            journal.replace(payload)
+        expect(durable, tmp_path / "journal", home=tmp_path)
 
 
 # --- what users are given ---

@@ -55,11 +55,11 @@ CAUGHT: dict[str, tuple[str, ...]] = {
         "index/files/journal.py Journal.append fsync",
         "index/files/journal.py draft_file fsync",
         "index/files/journal.py write_file replace",
-        "index/files/journal.py write_file sync_directory",
         "index/files/shown_files.py ShownFiles.draft sync_directory",
         "index/files/shown_files.py ShownFiles.place replace",
         "index/files/shown_files.py ShownFiles.place sync_directory",
     ),
+    f"{_DURABLE}a_journal_in_the_place_of_another": ("index/files/journal.py write_file sync_directory",),
     f"{_DURABLE}an_export": (
         "cli/placement.py place_file fsync",
         "cli/placement.py place_file sync_directory",
