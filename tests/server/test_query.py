@@ -40,7 +40,7 @@ def refused(client: TestClient, method: str, path: str, query: str) -> str:
     return answer.text
 
 
-@pytest.mark.parametrize(("method", "path", "rule"), RULES, ids=str)
+@pytest.mark.parametrize(("method", "path", "rule"), RULES, ids=[f"{method} {path}" for method, path, _ in RULES])
 def test_odd_queries_of_every_route(client: TestClient, method: str, path: str, rule: Any) -> None:
     assert "odd_one" in refused(client, method, path, "odd_one=1")
     for name in rule.known - rule.repeatable:
