@@ -118,7 +118,7 @@ elif STAGE == "mounted":
 elif STAGE == "held":
     page_writer._LEAST_BYTES = 0
     is_begun, real_wait = threading.Event(), guard.Guard.wait
-    guard.Guard.wait = lambda self: (is_begun.set(), real_wait(self))[1]
+    guard.Guard.wait = lambda self, held: (is_begun.set(), real_wait(self, held))[1]
     page_writer.PageWriter._go_on = lambda *_: (is_begun.wait(), die())
 elif STAGE == "restoring":
     guard.Guard.wait = die

@@ -21,7 +21,7 @@ from .attempts import Attempt
 from .checkpoint import Files, Source
 from .credentials import confinement, refuse_more
 from .criu import leftovers
-from .criu.command import Dump, failure, with_config
+from .criu.command import Dump, failure, was_killed, with_config
 from .criu.watches import config_for
 from .engine import runc
 from .network import Network
@@ -36,7 +36,6 @@ from .snapshot import Snapshot, files_tree
 from .volumes import Volume, volumes_of
 
 Run = Callable[[Sequence[str], Sequence[int]], int]  # a command, and the descriptors that it holds
-_SIGNALLED = 128  # a shell adds the number of the signal that ended a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +112,8 @@ class Bundle:
             command = [find_program("env"), *(f"{name}={value}" for name, value in settings.items()), *command]
         with network.namespace_of(None, self.network) as namespace, self._with_hook(wait_for_pages):
             if status := run(seeing(self.rootfs(), command), attempt.held):
-                was_killed = status < 0 or status > _SIGNALLED
                 network.remove_lock(namespace)
-                raise failure("restored", attempt, killed="the runtime" if was_killed else "")
+                raise failure("restored", attempt, killed="the runtime" if was_killed(status) else "")
 
     @contextmanager
     def _with_hook(self, last: Mapping[str, object] | None) -> Iterator[None]:

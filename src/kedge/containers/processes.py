@@ -24,7 +24,7 @@ from . import hosts
 from .attempts import Attempt
 from .checkpoint import Files, Source
 from .criu import images, leftovers
-from .criu.command import Dump, failure
+from .criu.command import Dump, failure, was_killed
 from .criu.watches import config_for
 from .moved_files import replaced
 from .network import Network
@@ -150,7 +150,7 @@ class ProcessTarget(Target):
                 pass_fds={*inherited.values(), *attempt.held},  # under way as long as CRIU is
                 check=False,
             )
-        if done.returncode < 0:
+        if was_killed(done.returncode):
             root = int(self.id)  # there was none before
             leftovers.end([root] if root in children_of(os.getpid()) else [], attempt.held)
             raise failure("restored", attempt, killed="CRIU")

@@ -27,6 +27,16 @@ new.write_text(f"{{os.getpid()}} {{child}}")
 new.rename(new.with_name("pids"))
 time.sleep(1000)  # sleep: until it is killed
 """
+# Like CRIU, which asks the runtime before it does the next thing, and gives up when nobody is there to answer.
+ASKING = """#!{python}
+import socket, sys
+asking = socket.socket(fileno=int(sys.argv[2]))
+asking.recv(1 << 20)
+asking.send({question!r})
+sys.exit(0 if asking.recv(1 << 20) else 3)
+"""
+# criu_resp {type: NOTIFY, success: true, notify {script: "pre-dump"}}
+QUESTION = bytes([1 << 3, relay.NOTIFY, 2 << 3, 1, 5 << 3 | 2, 10, 1 << 3 | 2, 8]) + b"pre-dump"
 # criu_req {type: DUMP, opts {leave_running: true}}
 DUMP_REQUEST = bytes([1 << 3, relay.DUMP, 2 << 3 | 2, 2, 3 << 3, 1])
 
@@ -67,6 +77,24 @@ def test_a_killed_criu_leaves_nobody_behind(tmp_path: Path, monkeypatch: pytest.
         os.kill(criu_pid, signal.SIGKILL)
         assert relaying.wait(60) == 256 - signal.SIGKILL
         wait_for(lambda: not is_running(child), "a child of CRIU is left")
+
+
+def test_a_runtime_that_is_killed_leaves_criu_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRIU would wait for its answer, and Kedge for CRIU, with a container that stands still."""
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
+    criu = tmp_path / "criu"
+    criu.write_text(ASKING.format(python=sys.executable, question=QUESTION))
+    criu.chmod(0o700)
+    runtime, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with attempt("checkpoint", "one") as under_way, seam(under_way):
+        command = [sys.executable, "-IS", relay.__file__, str(criu), str(under_way.bin), "5", "leave", "swrk"]
+        held = (near.fileno(), *under_way.held)
+        relaying = subprocess.Popen([*command, str(near.fileno())], stdin=subprocess.DEVNULL, pass_fds=held)
+        near.close()
+        with runtime:
+            runtime.send(DUMP_REQUEST)
+            assert runtime.recv(1 << 20) == QUESTION
+        assert relaying.wait(60) == 3
 
 
 def read(path: Path) -> str:

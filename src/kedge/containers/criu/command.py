@@ -11,6 +11,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def _dump(
     if waiting.is_late:
         raise StepTimeout(f"{attempt.subject} was not dumped in time", hint="give it more time to stop")
     if code != 0 or not attempt_succeeded(attempt):
-        raise failure("checkpointed", attempt)
+        raise failure("checkpointed", attempt, killed=Path(how.command[0]).name if was_killed(code) else "")
     if not results:
         raise CriuFailed(
             "the runtime called another CRIU: there is no checkpoint, and the container keeps running",
@@ -210,6 +211,11 @@ def attempt_succeeded(attempt: Attempt) -> bool:
     log = (attempt.path / "dump.log").read_bytes() if (attempt.path / "dump.log").exists() else b""
     lines = log.decode(errors="replace").strip().splitlines()
     return bool(lines) and lines[-1].endswith(_SUCCESS)
+
+
+def was_killed(status: int) -> bool:
+    """Whether a program, or one below a shell, which adds 128 to the number of the signal, was ended by a signal."""
+    return status < 0 or 128 < status <= 128 + signal.NSIG
 
 
 def failure(what: str, attempt: Attempt, *, killed: str = "") -> CheckpointError:

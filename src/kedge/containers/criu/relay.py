@@ -102,14 +102,22 @@ def relay(real: str, runtime: socket.socket, kedge: socket.socket, timeout_s: in
             if not may_go_on(kedge):
                 far.send(_REFUSED)
                 continue
-        send(runtime, *message)
-        if number_field(message[0], 1) != NOTIFY:
+        if not passed_on(message, runtime, far):
             break
-        forward(runtime, far)
-    far.close()
+    far.close()  # with a question still open, CRIU gives up
     code = end(criu)
     runtime.close()
     return code
+
+
+def passed_on(message: tuple[bytes, list[int]], runtime: socket.socket, criu: socket.socket) -> bool:
+    """What CRIU says, and the runtime's answer if that was a question; whether there is more to come. A runtime that is
+    gone answers nothing."""
+    try:
+        send(runtime, *message)
+        return number_field(message[0], 1) == NOTIFY and forward(runtime, criu) is not None
+    except OSError:
+        return False
 
 
 def end(criu: int) -> int:
