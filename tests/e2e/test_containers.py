@@ -512,3 +512,16 @@ def test_errors_and_preflight(lab: Lab, tmp_path: Path) -> None:
     for arch, what in ((here["arch"], "nothing stands in the way"), ("vax", "vax, not")):
         machine.write_text(json.dumps({"host": {**here, "arch": arch}}))
         assert what in lab.kedge("container", "preflight", "one", *root, "--target", machine, check=False).stdout
+
+
+def test_doctor_says_whether_mounts_reach_other_namespaces(lab: Lab) -> None:
+    """Where / is private, others keep what a restore unmounts: so it was with Docker, and restores failed."""
+    told = []
+    for propagation in ("private", "shared"):
+        program = ["sh", "-c", f'mount --make-r{propagation} / && exec "$@"', "sh", *KEDGE]
+        said = lab.run("unshare", "--mount", *program, "container", "doctor", "--json", check=False).stdout
+        told.append([one for one in json.loads(said)["findings"] if one["subject"] == "mounts"])
+    private, shared = told
+    assert "/ is private" in private[0]["what"]
+    assert "mount --make-rshared /" in private[0]["fix"]
+    assert shared == []
