@@ -175,7 +175,7 @@ def test_a_writer_that_is_suspended_in_its_transaction_keeps_nobody_out(
 ) -> None:
     from kedge.index.postgres.writes import PostgresWrites
 
-    monkeypatch.setattr("kedge.index.postgres.index.FROZEN_MS", 2000)
+    monkeypatch.setattr("kedge.index.postgres.server.FROZEN_MS", 2000)
     begun, go = threading.Event(), threading.Event()
     left_s = PostgresWrites._left_s
 

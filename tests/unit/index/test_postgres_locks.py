@@ -71,7 +71,7 @@ def prepare(index: PostgresIndex) -> dict[str, Any]:
     parent, child = (save(index, record())[0] for _ in range(2))
     entries = [save(index, record("queue", tags={"state": "ready"}))[0] for _ in range(2)]
     save(index, with_chunks(KEPT, job="chunks"))
-    index.acquire_lease("leased", "old", 0.001)
+    index.acquire_lease("leased", "old", 0)  # has ended at once
     return {"parent": parent.id, "child": child.id, "entries": [entry.id for entry in entries]}
 
 

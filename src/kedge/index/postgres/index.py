@@ -47,13 +47,12 @@ from .batch import (
 )
 from .dialect import for_postgres
 from .reads import PostgresReads
-from .server import CHANNEL, Connection, Server, typed
+from .server import CHANNEL, Connection, Server, end_if_suspended, typed
 from .writes import PostgresWrites
 
 T = TypeVar("T")
 
 _LOST_ANSWERS = 3  # in a row, until a save gives up
-FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock of its namespace: the server ends it
 _LANES = 2  # of a process: as many batches are under way at once, where commits are slow
 _SLOW_S = 0.004  # a faster commit leaves no time in which the processor would have nothing else to do
 _TIDY_AFTER = 1000  # operations of a process; whoever asks for events does the same
@@ -186,7 +185,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
 
     def _begin(self, db: Connection, *, is_careful: bool, pipeline: psycopg.Pipeline | None = None) -> PostgresWrites:
         db.execute("BEGIN")
-        db.execute(f"SET LOCAL idle_in_transaction_session_timeout = {FROZEN_MS}")
+        end_if_suspended(db)
         return PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful, pipeline=pipeline)
 
     def _run_together(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
@@ -298,6 +297,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
             seen = fetch("SELECT last_event FROM main.namespace WHERE no = ?", self._ns)[0][0]
             for _, checkpoint, manifest in self._walk(fetch):
                 mark(references(checkpoint.id, manifest))
+            end_if_suspended(db)
             # From here on nobody commits in this namespace: a save has come before, and its references are found
             # through its event, or it comes after, and hears that chunks are gone (I3).
             PostgresWrites(db, self._ns, self.namespace, is_careful=True).check_holder(lease_token)
@@ -321,6 +321,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
 
     def _condemn(self, db: Connection, pack: str) -> bool:
         with db.transaction():
+            end_if_suspended(db)
             # The row's lock keeps out whoever is about to name the pack; who has named it has committed.
             db.execute(
                 "INSERT INTO kedge.pack (name) VALUES (%s) ON CONFLICT (name) DO UPDATE SET name = excluded.name",

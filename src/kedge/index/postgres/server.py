@@ -38,8 +38,16 @@ T = TypeVar("T")
 
 CHANNEL = "kedge"  # NOTIFY: "<namespace>:<number of the newest event>"
 MAX_CONNECTIONS = 16  # of one process
+FROZEN_MS = 10_000  # a process that is suspended in a transaction keeps its locks: the server ends it
 _PREPARED_AFTER = 3  # uses of a statement
 _unpooled: WeakSet[Connection] = WeakSet()  # connections to the server itself
+
+# What a database may set for its connections: values with which Kedge breaks promises, and what it sets instead.
+# Behind a lock each statement must see what was committed before (I5), and what is answered must be durable (I1).
+_SETTINGS = {
+    "default_transaction_isolation": (("repeatable read", "serializable"), "read committed"),
+    "synchronous_commit": (("off",), "on"),
+}
 
 _MIGRATING = 0x6B656467  # advisory lock, for one transaction: "kedg"
 _MIGRATION = re.compile(r"(\d{3})\.sql")
@@ -129,6 +137,7 @@ class Server:
 
     def _migrate(self, steps: list[tuple[int, str]], *, create: bool) -> tuple[int, int]:
         with self.translated(), _connect(self._url) as db, db.transaction():
+            end_if_suspended(db)
             form, step = _version(db)
             if form == 0 and not create:
                 raise NotFound(f"there is no store in {self.name}", hint="check --store or $KEDGE_STORE")
@@ -263,20 +272,44 @@ class _ArrayDumper(Dumper):
 psycopg.adapters.register_dumper(Array, _ArrayDumper)
 
 
+def end_if_suspended(db: Connection) -> None:
+    """The server ends this transaction if the process stops in it, so that it keeps nobody waiting for its locks."""
+    db.execute(f"SET LOCAL idle_in_transaction_session_timeout = {FROZEN_MS}")
+
+
 def _connect(url: str) -> Connection:
     # A server that vanished without a word is noticed after half a minute, not after the kernel's quarter of an hour.
     connection = psycopg.connect(
         url, autocommit=True, prepare_threshold=None, connect_timeout=10, keepalives_idle=30, tcp_user_timeout=30_000
     )
     try:
-        row = connection.execute("SELECT pg_backend_pid()").fetchone()
-        if row is not None and row[0] == connection.info.backend_pid:  # a pooler answers for another process
-            connection.execute("SET plan_cache_mode = force_custom_plan")  # plans last while tables grow
-            _unpooled.add(connection)
+        _set_up(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _set_up(connection: Connection) -> None:
+    row = connection.execute(
+        f"SELECT pg_backend_pid(), {', '.join(['current_setting(%s)'] * len(_SETTINGS))}", tuple(_SETTINGS)
+    ).fetchone()
+    assert row is not None
+    backend, *values = row
+    settings = dict(zip(_SETTINGS, values, strict=True))
+    wrong = {name: good for name, (bad, good) in _SETTINGS.items() if settings[name] in bad}
+    if backend == connection.info.backend_pid:
+        # Plans last while tables grow. The rest is set in any case: so it stays when the server is configured anew.
+        fixed = {"plan_cache_mode": "force_custom_plan", **settings, **wrong}
+        named = [part for pair in fixed.items() for part in pair]
+        connection.execute(f"SELECT {', '.join(['set_config(%s, %s, false)'] * len(fixed))}", named)
+        _unpooled.add(connection)
+    elif wrong:  # a pooler answers for another process, and nothing can be set there
+        name, good = wrong.popitem()
+        raise StorageError(
+            f"{name} is {settings[name]!r} behind this pooler: saves that returned could be lost",
+            hint=f"ALTER ROLE … SET {name} = '{good}', then restart the pooler",
+        )
 
 
 def run_prepared(db: Connection, sql: str, parameters: Sequence[object]) -> psycopg.Cursor[tuple[Any, ...]]:
