@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -95,8 +96,9 @@ def fill_job(store: kedge.CheckpointManager, job: str, count: int) -> None:
     first = store.save(job, "step 1", {"n": 1})
     index = store.store.index
     template = replace(NewCheckpoint.of(*index.read(first)), job=job)
+    own = zlib.crc32(job.encode())  # other jobs have other IDs, as long as those of a save
     records = [
-        replace(template, id=f"{job}_{1_700_000_000 + n}_{n:08x}", created_us=template.created_us + n)
+        replace(template, id=f"step-1_{1_700_000_000 + n}_{own ^ n:08x}", created_us=template.created_us + n)
         for n in range(1, count)
     ]
     index.commit(records, actor="test")

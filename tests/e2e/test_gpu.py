@@ -74,7 +74,8 @@ class Gpu:
 
     def wait_for_steps(self, running: subprocess.Popen[bytes] | None = None) -> None:
         """Both go on; `running` must not have ended before that."""
-        before = self.steps() or [0, 0]
+        before = self.steps()
+        before += [0] * (2 - len(before))  # who has written no step yet
 
         def went_on() -> bool | None:
             now = self.steps()
