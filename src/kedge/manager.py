@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec
@@ -33,7 +34,7 @@ from .model import (
     parse_name,
     parse_tags,
 )
-from .ports import Events, Update
+from .ports import Catalogue, Events, Update
 from .store import Save, Store, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.methods import ReadingManager
@@ -106,6 +107,11 @@ class CheckpointManager(ReadingManager, CaringManager):
     @store.setter
     def store(self, store: Store) -> None:
         self._opened = store, self._opened[1]
+
+    @property
+    def catalogue(self) -> Catalogue:  # type: ignore[override]  # nobody sets it
+        """Which checkpoints this store has, unparsed names and all: for programs built on it."""
+        return self.store.catalogue
 
     @property
     def _care(self) -> Care:  # type: ignore[override]  # nobody sets it
@@ -203,7 +209,7 @@ class CheckpointManager(ReadingManager, CaringManager):
             saved.append(self._session.turns.run(self._save_in_turn, request, encoded))
             return taken
 
-        with lease.hold_taken(self.store, take) as holding:
+        with lease.hold_taken(self.catalogue, take) as holding:
             try:
                 self._note(*saved[0])
                 yield holding
@@ -245,7 +251,7 @@ class CheckpointManager(ReadingManager, CaringManager):
 
         Returns the new checkpoint and the state. Nothing is copied: both share their chunks.
         """
-        source = self.store.read(parse_name("checkpoint ID", checkpoint_id))
+        source = self.catalogue.read(parse_name("checkpoint ID", checkpoint_id))
         state = self.load_stored(source)
         job = source[0].job if job_id is None else parse_name("job", job_id)
         request = request_again(source[0], job=job, parent=source[0].id, created_us=None, lease=lease)
@@ -259,23 +265,30 @@ class CheckpointManager(ReadingManager, CaringManager):
             if self.exists(checkpoint_id):
                 raise
             return False
-        return bool(self.store.delete([checkpoint_id], actor=self.actor))
+        return bool(self.catalogue.delete([checkpoint_id], actor=self.actor))
 
     def pin(self, checkpoint_id: str, pinned: bool = True) -> Checkpoint:
         """Protect a checkpoint from cleanup and deletion, or remove that protection."""
-        return self.store.update(parse_name("checkpoint ID", checkpoint_id), Update(is_pinned=pinned), actor=self.actor)
+        return self.catalogue.update(
+            parse_name("checkpoint ID", checkpoint_id), Update(is_pinned=pinned), actor=self.actor
+        )
 
     def tag(self, checkpoint_id: str, /, **tags: str | None) -> Checkpoint:
         """Set tags of a checkpoint; the value None removes a tag."""
         parse_tags({name: value for name, value in tags.items() if value is not None})
         for name in tags:
             parse_name("tag", name)
-        return self.store.update(parse_name("checkpoint ID", checkpoint_id), Update(tags=tags), actor=self.actor)
+        return self._update(checkpoint_id, Update(tags=tags))
 
     def set_status(self, checkpoint_id: str, status: CheckpointStatus | str) -> Checkpoint:
         """Mark a checkpoint as archived, or as corrupted: `load_latest` skips it until verify finds it intact."""
         wanted = parse_choice(CheckpointStatus, status)
-        return self.store.update(parse_name("checkpoint ID", checkpoint_id), Update(status=wanted), actor=self.actor)
+        return self.catalogue.update(
+            parse_name("checkpoint ID", checkpoint_id), Update(status=wanted), actor=self.actor
+        )
+
+    def _update(self, checkpoint_id: str, update: Update) -> Checkpoint:
+        return self.catalogue.update(parse_name("checkpoint ID", checkpoint_id), update, actor=self.actor)
 
     # Leases, events
 
@@ -286,7 +299,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         Raises LeaseHeld if another process has it. Only saving needs the lease; deleting and tagging do not. The end of
         the block waits for pending save_asyncs. A forked child must take its own lease.
         """
-        with lease.hold(self.store, parse_name("job", job_id), ttl_s=ttl_s) as held:
+        with lease.hold(self.catalogue, parse_name("job", job_id), ttl_s=ttl_s) as held:
             try:
                 yield held
             finally:
@@ -297,26 +310,26 @@ class CheckpointManager(ReadingManager, CaringManager):
 
         An expired lease remains valid for its holder until somebody else acquires one.
         """
-        return self.store.acquire_lease(parse_name("job", job_id), holder, ttl_s)
+        return self.catalogue.acquire_lease(parse_name("job", job_id), holder, ttl_s)
 
     def renew_lease(self, lease: Lease) -> None:
         """Renew a lease for its full duration; LeaseLost if it was released or taken over."""
-        self.store.renew_lease(lease)
+        self.catalogue.renew_lease(lease)
 
     def break_lease(self, lease: Lease) -> None:
         """End a lease early, if you know that its holder is gone. A newer lease is not affected (I5)."""
-        self.store.release_lease(lease)
+        self.catalogue.release_lease(lease)
 
     def events(
         self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
     ) -> Events:
         """Read the append-only log of all changes, by all processes, in order; with `newest`, read its end.
 
-        With `before`, returns only events with lower numbers.
-
-        Waits up to `wait_s` seconds for the next event.
+        Only events with numbers above `after`, and below `before`. Waits up to `wait_s` seconds for the next event.
         """
-        return self.store.events(after, parse_limit(limit) or 100, newest=newest, before=before, wait_s=wait_s)
+        read = partial(self.catalogue.events, after, parse_limit(limit) or 100, newest=newest, before=before)
+        events = read()
+        return read() if not events and wait_s > 0 and self.catalogue.wait_for_event(after, wait_s) else events
 
     def audit(self, until: int | None = None) -> EventChain:
         """Read the whole log of changes and verify its hash chain."""

@@ -69,7 +69,7 @@ def test_a_timeline_has_stages_and_is_zoomed(page: Page, known: dict[str, str]) 
 
 def test_a_step_shows_what_it_was_given_what_it_returned_and_each_attempt(page: Page, known: dict[str, str]) -> None:
     with kedge.open(known["place"]) as store:
-        if store.store.job("staged") is None:
+        if store.catalogue.job("staged") is None:
             make_staged(known["place"])
     page.goto("/runs/staged")
     page.click(".steps >> text=fit")

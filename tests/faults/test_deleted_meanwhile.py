@@ -49,7 +49,7 @@ def after_a_list(
     is_done = False
 
     def telling(method: str) -> Any:
-        real = getattr(store.store, method)
+        real = getattr(store.catalogue, method)
 
         def tell(*args: object, **kwargs: object) -> object:
             nonlocal is_done
@@ -59,9 +59,9 @@ def after_a_list(
                 happens()
             return answer
 
-        return mock.patch.object(store.store, method, tell)
+        return mock.patch.object(store.catalogue, method, tell)
 
-    with telling("list"), telling("list_stored"), telling("latest"):
+    with telling("list"), telling("list_stored"):
         answer = call(*args)
     assert is_done
     return answer
@@ -79,7 +79,7 @@ def test_a_thread_is_copied(store: CheckpointManager, method: str, gone: str) ->
         first = put(saver, {"x": b"1" * 100_000})
         if method == "get":
             put(saver, {"x": b"2" * 100_000}, first)
-        with gate_after(store.store, method) as gate:
+        with gate_after(store.catalogue, method) as gate:
             copying = Background(saver.copy_thread, "t", "copy")
             gate.wait_until_reached()
             job = names.job_of("copy" if gone == "parent" else "t", "")
@@ -115,7 +115,7 @@ def test_a_run_is_forked(store: CheckpointManager) -> None:
     Worker(store, ["q"], {"three_steps": three_steps}).serve(until_empty=True)
     plan = plan_fork(store, "run", "third", new_key="fork")
     (first, *_) = [c for c in store.list("run") if c.metadata.get("path") == ["first"]]
-    with gate_after(store.store, "find_next") as gate:
+    with gate_after(store.catalogue, "find") as gate:
         forking = Background(fork, store, plan)
         gate.wait_until_reached()
         assert store.delete("run", first.id)
@@ -187,7 +187,7 @@ def test_schedules_are_backfilled(store: CheckpointManager) -> None:
 def test_executions_are_listed(store: CheckpointManager) -> None:
     workflows = Workflows(store)
     gone, stays = (workflows.start_workflow_execution(name, "blog") for name in ("a", "b"))
-    with gate_after(store.store, "list") as gate:
+    with gate_after(store.catalogue, "list") as gate:
         listing = Background(workflows.list_executions)
         gate.wait_until_reached()
         store.delete_job(gone)

@@ -85,7 +85,7 @@ def test_a_checkpoint_that_is_deleted_before_it_is_branched(user: Manager, other
         "spilled": {"pages": [bytes(4096)] * 14_000},
     }
     for job, state in states.items():
-        source = user.store.read(user.save(job, "step", state))
+        source = user.catalogue.read(user.save(job, "step", state))
         other.delete(job, source[0].id)
         other.gc()
         request = request_again(source[0], job="new", parent=None)

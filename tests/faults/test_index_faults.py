@@ -17,7 +17,7 @@ from kedge.errors import CheckpointError, NoSpace, StorageError
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.salvage import salvage
 from kedge.model import Checkpoint
-from kedge.ports import Selection
+from kedge.ports import NEWEST_INTACT, Selection
 from kedge.testing.index_suite import chunk, record, references, save, with_chunks
 
 pytestmark = pytest.mark.faults
@@ -100,7 +100,7 @@ def test_processes_and_threads_share_one_index(tmp_path: Path) -> None:
 FORKING = """
 import os, sys, threading
 from kedge.index.sqlite.index import SqliteIndex
-from kedge.ports import Selection
+from kedge.ports import NEWEST_INTACT, Selection
 from kedge.testing.index_suite import record, references, save, with_chunks, chunk
 index = SqliteIndex(sys.argv[1], busy_timeout_s=60)
 stop = threading.Event()
@@ -275,7 +275,8 @@ def test_no_raw_error_escapes_whatever_page_is_damaged(tmp_path: Path) -> None:
             data[page * 4096 + draw.randrange(4096)] = draw.randrange(256)
         path.write_bytes(data)
         attempts = [
-            lambda i: i.list("job", Selection(tags={"a": ["b"]})), lambda i: i.latest("job"), lambda i: i.read(ids[30]),
+            lambda i: i.list("job", Selection(tags={"a": ["b"]})), lambda i: i.list_stored("job", NEWEST_INTACT),
+            lambda i: i.read(ids[30]),
             lambda i: list(i.manifests(with_chunks=False)), lambda i: i.events(), lambda i: i.packs(),
             lambda i: i.totals(), lambda i: i.integrity_problems(), lambda i: i.jobs(),
             lambda i: i.sweep(references), save, lambda i: i.delete(ids[:3], actor="t"),

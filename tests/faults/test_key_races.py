@@ -18,7 +18,7 @@ import pytest
 import kedge
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, NotFound, Validation
 from kedge.model import Checkpoint, Lease
-from kedge.ports import KEYS, ChunksGone
+from kedge.ports import KEYS, NEWEST_INTACT, ChunksGone
 from tests.parts import require
 from tests.torture.mutants import applied
 from tests.torture.races import Background, Gate, gate_after, gate_before
@@ -450,12 +450,15 @@ def forget_old_keys(reader: Manager) -> None:
 READS: dict[str, tuple[str, Callable[[Manager, str], object]]] = {
     "load": ("read", lambda store, i: store.load(i)),
     "get": ("get", lambda store, i: store.get(i).metadata),
-    "latest": ("latest", lambda store, i: (newest := store.store.latest("j")) and store.load_stored(newest)),
+    "latest": (
+        "list_stored",
+        lambda store, i: (newest := store.catalogue.list_stored("j", NEWEST_INTACT)) and store.load_stored(newest[0]),
+    ),
     "load_latest": ("list_stored", lambda store, i: (store.load_latest("j") or ("", None))[1]),
     "list": ("list", lambda store, i: [c.id for c in store.list("j")]),
-    "list_stored": ("list_stored", lambda store, i: [store.load_stored(c) for c in store.store.list_stored("j")]),
+    "list_stored": ("list_stored", lambda store, i: [store.load_stored(c) for c in store.catalogue.list_stored("j")]),
     "find": ("find", lambda store, i: (store.load_by_key("k", "key") or ("", None))[1]),
-    "find_next": ("find_next", lambda store, i: [load() for _, load in store.read_ahead("k", 0).values()]),
+    "find in a range": ("find", lambda store, i: [load() for _, load in store.read_ahead("k", 0).values()]),
     "update": ("update", lambda store, i: store.pin(i).is_pinned),
 }
 

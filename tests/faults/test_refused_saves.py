@@ -26,19 +26,19 @@ Refused = Callable[[kedge.CheckpointManager], None]
 
 def fenced(store: kedge.CheckpointManager) -> None:
     """A worker whose lease another one took over goes on."""
-    lease = store.store.acquire_lease("job", "first", 30)
-    store.store.release_lease(lease)
-    later = store.store.acquire_lease("job", "second", 30)
+    lease = store.catalogue.acquire_lease("job", "first", 30)
+    store.catalogue.release_lease(lease)
+    later = store.catalogue.acquire_lease("job", "second", 30)
     with pytest.raises(kedge.LeaseLost):
         store.save("job", "refused", os.urandom(LARGE), lease=lease)
-    store.store.release_lease(later)
+    store.catalogue.release_lease(later)
 
 
 def of_a_leased_job(store: kedge.CheckpointManager) -> None:
-    lease = store.store.acquire_lease("job", "another", 30)
+    lease = store.catalogue.acquire_lease("job", "another", 30)
     with pytest.raises(kedge.LeaseHeld):
         store.save("job", "refused", os.urandom(LARGE))
-    store.store.release_lease(lease)
+    store.catalogue.release_lease(lease)
 
 
 def without_its_parent(store: kedge.CheckpointManager) -> None:

@@ -127,7 +127,7 @@ def test_tags_by_which_another_checkpoint_is_found(victim: Victim) -> None:
     with pytest.raises(kedge.Corrupted, match="tags of another checkpoint"):
         victim.store.list("job", tags={"env": "prod"})
     with pytest.raises(kedge.Corrupted, match="tags of another checkpoint"):
-        victim.store.store.list_stored("job", Selection(tags={"env": ["prod", "other"]}))
+        victim.store.catalogue.list_stored("job", Selection(tags={"env": ["prod", "other"]}))
     assert victim.first in " ".join(victim.problems())
     assert victim.store.load(victim.first) == 1
 
@@ -138,7 +138,7 @@ def test_idempotency_keys_of_another_checkpoint(victim: Victim) -> None:
     index = victim.store.store.index  # type: ignore[attr-defined]
     for look in (
         lambda: index.find("job", ["key 1"]),
-        lambda: index.find_next("job", 0, 10),
+        lambda: index.find("job", range(1, 11)),
         lambda: index.keys_of([victim.first]),
         lambda: victim.store.save("job", "one", 1, idempotency_key="key 1"),
     ):

@@ -184,7 +184,7 @@ def what_was_saved_last_or_under_a_key(store: kedge.CheckpointManager, _: Path) 
         [attempt(lambda at=at: store.restore("j", at)) for at in (None, ids[1], "none_1_00000000")],  # type: ignore[misc]
         attempt(lambda: store.restore("nothing")),
         [(store.get_by_key("j", key), store.load_by_key("j", key)) for key in ("k2", "none")],
-        store.load_stored(store.store.read(ids[2])),
+        store.load_stored(store.catalogue.read(ids[2])),
         ahead,
     )
 

@@ -202,7 +202,7 @@ def test_a_run_is_completed_whatever_becomes_of_what_is_done_behind_its_last_sav
         raise Unavailable("the service is away")
 
     for name in ("delete", "release_lease"):
-        monkeypatch.setattr(remote.store, name, fail)
+        monkeypatch.setattr(remote.catalogue, name, fail)
     lease = remote.take_lease("job", "me", 60)
     entry = remote.save("queue", "entry", 1)
     then = Then(delete=(entry,), releases_lease=True)

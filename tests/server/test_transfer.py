@@ -243,7 +243,7 @@ def branch_late(remote: kedge.CheckpointManager, stored: Stored) -> Any:
 
 
 def test_a_branch_whose_source_is_deleted(remote: kedge.CheckpointManager, store: kedge.CheckpointManager) -> None:
-    stored = remote.store.read(remote.save("j", "s", randoms(3 << 20)))
+    stored = remote.catalogue.read(remote.save("j", "s", randoms(3 << 20)))
     store.delete("j", stored[0].id)
     store.gc()
     with pytest.raises(kedge.NotFound, match="deleted"):
@@ -254,7 +254,7 @@ def test_a_branch_whose_source_is_deleted(remote: kedge.CheckpointManager, store
 def test_a_branch_whose_source_is_damaged_is_not_called_deleted(
     remote: kedge.CheckpointManager, store: kedge.CheckpointManager, place: Path
 ) -> None:
-    stored = remote.store.read(remote.save("j", "s", randoms(6 << 20)))
+    stored = remote.catalogue.read(remote.save("j", "s", randoms(6 << 20)))
     flip_a_bit(place)
     assert store.verify(deep=True).corrupted == (stored[0].id,)
     with pytest.raises(kedge.Corrupted):
@@ -435,7 +435,7 @@ def test_what_a_key_stands_for_is_replaced_or_deleted_while_it_is_loaded(
     """The key stands for something all the time, or for nothing: never for what cannot be found."""
     cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
     cache.keep(request, Answer({"headers": {}, "body": b"old"}, "m", None, None))
-    with gate_after(remote.store, "find") as gate:
+    with gate_after(remote.catalogue, "find") as gate:
         loading = Background(remote.load_by_key, "llm:cache", request.key)
         gate.wait_until_reached()
         [old] = store.list("llm:cache")

@@ -78,12 +78,14 @@ def test_the_newest_is_found_in_one_look(tmp_path: Path, monkeypatch: pytest.Mon
     with kedge.open(tmp_path / "store") as store:
         store.save("job", "one", 1)
         store.save("job", "two", 2, level="stage")
-        for second in ("latest", "list"):
-            monkeypatch.setattr(store.store, second, lambda *_: pytest.fail("it looks twice"))
+        looks, look = list[object](), store.catalogue.list_stored
+        monkeypatch.setattr(store.catalogue, "list", lambda *_: pytest.fail("it looks twice"))
+        monkeypatch.setattr(store.catalogue, "list_stored", lambda *asked: looks.append(asked) or look(*asked))
         for level, state in ((None, 2), ("stage", 2), ("step", 1)):
             latest = store.load_latest("job", level=level)
             assert latest is not None
             assert latest[1] == state
+        assert len(looks) == 3
 
 
 def test_what_is_marked_as_damaged_need_not_open_to_be_passed_over(tmp_path: Path) -> None:

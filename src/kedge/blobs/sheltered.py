@@ -11,11 +11,18 @@ from typing import Any, TypeVar, cast
 from .shelter import is_exposed, run, wait_for
 
 P = TypeVar("P")
+T = TypeVar("T")
 
 
 def guarded(port: P) -> P:
     """The same index, blobs or writer. Wherever it is called from, an interrupt leaves no lock held in it."""
     return port if isinstance(port, _Guarded) else cast(P, _Guarded(port))
+
+
+def together(port: object, read: Callable[[], T]) -> T:
+    """`read()`, which asks a port several times: if each call were to run in another thread, all of it runs there."""
+    is_elsewhere = type(port) is _Guarded and "read" not in getattr(port, "in_place", ())
+    return run(read) if is_elsewhere else read()
 
 
 class _Guarded:

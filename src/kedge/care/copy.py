@@ -82,12 +82,12 @@ class Copying:
 
     def _jobs(self) -> Iterator[Job]:
         if self.job is not None:
-            if (job := self.source.job(self.job)) is None:
+            if (job := self.source.catalogue.job(self.job)) is None:
                 raise NotFound(f"job {self.job} not found", hint="kedge jobs shows which jobs exist")
             yield job
             return
         after = ""
-        while page := self.source.jobs(limit=_PAGE, after=after):
+        while page := self.source.catalogue.jobs(limit=_PAGE, after=after):
             yield from page
             after = page[-1].name
 
@@ -95,27 +95,27 @@ class Copying:
         """Numbers that the source has used and given up are used in the target too (I4)."""
         self._copy_retention(job)
         after = 0
-        for page in pages(self.source.list, job, _PAGE):
+        for page in pages(self.source.catalogue.list, job, _PAGE):
             last = page[-1].seq
-            there = self.target.list(job, Selection(after=after, before=last + 1))
+            there = self.target.catalogue.list(job, Selection(after=after, before=last + 1))
             self._copy_page(page, there)
             self._delete_others(page, there)
             after = last
-        self._delete_others([], self.target.list(job, Selection(after=after)) if self.mirror else [])
+        self._delete_others([], self.target.catalogue.list(job, Selection(after=after)) if self.mirror else [])
         self._reserve_numbers(job)
 
     def _reserve_numbers(self, job: str) -> None:
         """In stores that are here; a service gives out the number behind the newest checkpoint it was sent."""
-        here, there = self.source.job(job), self.target.job(job)
+        here, there = self.source.catalogue.job(job), self.target.catalogue.job(job)
         if not isinstance(self.target, LocalStore) or (there is None and self.since_us is not None):
             return  # nothing of the job was wanted
         if here is not None and here.last_seq > (there.last_seq if there else 0):
             self.target.index.reserve_numbers(job, here.last_seq)
 
     def _copy_retention(self, job: str) -> None:
-        here, there = self.source.job(job), self.target.job(job)
+        here, there = self.source.catalogue.job(job), self.target.catalogue.job(job)
         if here is not None and here.retention != (there.retention if there else None):
-            self.target.set_retention(job, here.retention, actor=self.actor)
+            self.target.catalogue.set_retention(job, here.retention, actor=self.actor)
 
     def _copy_page(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
         known = {c.id: c for c in there}
@@ -194,28 +194,28 @@ class Copying:
                 by_job.setdefault(record.job, {})[record.idempotency_key] = record
         holders: dict[str, CheckpointId] = {}
         for job, heirs in by_job.items():
-            for key, (holder, _) in self.target.find(job, list(heirs)).items():
+            for key, (holder, _) in self.target.catalogue.find(job, list(heirs)).items():
                 heir = heirs[key]
                 is_lower = heir.seq is not None and holder.seq < heir.seq
-                if holder.id != heir.id and is_lower and not knows(self.source, holder.id):
+                if holder.id != heir.id and is_lower and not knows(self.source.catalogue, holder.id):
                     holders[heir.id] = holder.id
         return holders
 
     def _left_out(self, checkpoint_id: str) -> None:
-        if knows(self.source, checkpoint_id):  # else deleted meanwhile
+        if knows(self.source.catalogue, checkpoint_id):  # else deleted meanwhile
             self._count(damaged=(checkpoint_id,))
 
     def _arrived(self, record: NewCheckpoint, checkpoint: Checkpoint) -> None:
         """Count a copy, after making sure that the target has this very checkpoint."""
         same = (record.id, record.job, record.seq, record.size_bytes)
-        is_other = not self.target.is_encrypted and checkpoint.digest != record.digest.hex()
+        is_other = not self.target.catalogue.is_encrypted and checkpoint.digest != record.digest.hex()
         if is_other or (checkpoint.id, checkpoint.job, checkpoint.seq, checkpoint.size_bytes) != same:
             raise _differs(record.id, record.job)
         self._count(copied=1, size_bytes=record.size_bytes)
 
     def _check_same(self, checkpoint: Checkpoint, twin: Checkpoint) -> None:
         """Digests say it, where both stores are plain; what is sealed has another digest in every store."""
-        is_plain = not self.source.is_encrypted and not self.target.is_encrypted
+        is_plain = not self.source.catalogue.is_encrypted and not self.target.catalogue.is_encrypted
         here, there = (
             (c.job, c.seq, c.step, c.created_at, c.size_bytes, c.digest if is_plain else "") for c in (checkpoint, twin)
         )
@@ -231,19 +231,19 @@ class Copying:
         was, now = (c.status is CheckpointStatus.ARCHIVED for c in (twin, checkpoint))
         status = None if was == now else CheckpointStatus.ARCHIVED if now else CheckpointStatus.CREATED
         if tags or pinned is not None or status is not None:
-            self.target.update(twin.id, Update(pinned, tags or None, status), actor=self.actor)
+            self.target.catalogue.update(twin.id, Update(pinned, tags or None, status), actor=self.actor)
             self._count(changed=1)
 
     def _delete_others(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
         """What the source has deleted. Looked up once more: it may have been saved since the page was read."""
         if self.mirror:
             known = {c.id for c in page}
-            self._delete([c for c in there if c.id not in known and not knows(self.source, c.id)])
+            self._delete([c for c in there if c.id not in known and not knows(self.source.catalogue, c.id)])
 
     def _delete(self, doomed: Sequence[Checkpoint]) -> None:
         for start in range(0, len(doomed), _PAGE):
             ids = [c.id for c in doomed[start : start + _PAGE]]
-            self._count(deleted=len(self.target.delete(ids, even_pinned=True, actor=self.actor)))
+            self._count(deleted=len(self.target.catalogue.delete(ids, even_pinned=True, actor=self.actor)))
 
     # Following
 
@@ -278,14 +278,14 @@ class Copying:
         new: list[Checkpoint] = []
         for checkpoint_id in checkpoint_ids:
             try:
-                checkpoint = self.source.get(checkpoint_id)
+                checkpoint = self.source.catalogue.get(checkpoint_id)
             except NotFound:
                 continue  # deleted since: its own event comes later
             except Corrupted:
                 self._left_out(checkpoint_id)
                 continue
             try:
-                twin = self.target.get(checkpoint_id)
+                twin = self.target.catalogue.get(checkpoint_id)
             except NotFound:
                 if self.since_us is None or to_us(checkpoint.created_at) >= self.since_us:
                     new.append(checkpoint)
@@ -296,9 +296,9 @@ class Copying:
         return self._report
 
     def _forget(self, checkpoint_id: str) -> None:
-        if self.mirror and not knows(self.source, checkpoint_id):
+        if self.mirror and not knows(self.source.catalogue, checkpoint_id):
             try:
-                self._delete([self.target.get(checkpoint_id)])
+                self._delete([self.target.catalogue.get(checkpoint_id)])
             except NotFound:
                 pass
 

@@ -253,5 +253,5 @@ def _other_saves(store: LocalStore, pack: str, recorded: set[str]) -> list[NewCh
         save
         for record in read_records(store.blobs, pack, vault.unwrap_record if vault else None, is_plain=vault is None)
         for save in record.saves
-        if record.namespace == store.index.namespace and save.id not in recorded and knows(store, save.id)
+        if record.namespace == store.index.namespace and save.id not in recorded and knows(store.index, save.id)
     ]

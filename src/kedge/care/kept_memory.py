@@ -63,4 +63,4 @@ class KeptMemory(LocalStore):
     def _is_ours(self, event: Event) -> bool:
         """A change of what others have deleted meanwhile must not bring it back."""
         is_change = event.checkpoint is not None and event.action not in ("save", "delete")
-        return not is_change or knows(self._kept, event.checkpoint or "")
+        return not is_change or knows(self._kept.index, event.checkpoint or "")

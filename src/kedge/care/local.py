@@ -63,7 +63,7 @@ class LocalCare:
         return chain.from_iterable(carry_out(self._store.index, policy, job, actor=actor))
 
     def set_retention(self, job: str, policy: RetentionPolicy | None, *, actor: str) -> None:
-        self._store.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
+        self._store.index.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
         self._upkeep.set_policy(job, policy)
 
     def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
@@ -74,7 +74,7 @@ class LocalCare:
     def diff(self, old_id: str, new_id: str) -> Diff:
         from kedge.diff import diff
 
-        return diff(self._store, self._store.read(old_id), self._store.read(new_id))
+        return diff(self._store, self._store.index.read(old_id), self._store.index.read(new_id))
 
     def verify(self, job: str | None, *, deep: bool, actor: str, progress: Progress | None) -> VerifyReport:
         from .verify import verify
@@ -131,8 +131,9 @@ class LocalCare:
 
     def copy_job(self, job: str, new_job: str, *, actor: str) -> list[Checkpoint]:
         """Safe to repeat after an interruption: the key of each copy tells what it is a copy of."""
-        with lease.hold(self._store, new_job, ttl_s=_JOB_LEASE_S) as held:
-            history = self._store.list(job)
+        index = self._store.index
+        with lease.hold(index, new_job, ttl_s=_JOB_LEASE_S) as held:
+            history = index.list(job)
             self._refuse_other_history(history, job, new_job)
             renamed: dict[str, CheckpointId] = {}
             copies: list[Checkpoint] = []
@@ -150,11 +151,12 @@ class LocalCare:
 
     def _refuse_other_history(self, history: Sequence[Checkpoint], job: str, new_job: str) -> None:
         """A job is one history: `new_job` may hold only what an interrupted copy of `job` has left there."""
-        target = self._store.job(new_job)
+        index = self._store.index
+        target = index.job(new_job)
         if target is None or not target.checkpoints:
             return
         keys = [_copy_key(checkpoint) for checkpoint in history]
-        copies = sum(len(self._store.find(new_job, keys[n : n + _PAGE])) for n in range(0, len(keys), _PAGE))
+        copies = sum(len(index.find(new_job, keys[n : n + _PAGE])) for n in range(0, len(keys), _PAGE))
         if copies != target.checkpoints:
             raise Conflict(
                 f"job {new_job} exists and is not a copy of job {job}",
@@ -163,20 +165,21 @@ class LocalCare:
 
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
         """Under a lease: nobody saves meanwhile. Nothing is deleted if a checkpoint is pinned."""
-        with lease.hold(self._store, job, ttl_s=_JOB_LEASE_S):
-            history = (checkpoint for page in pages(self._store.list, job, _PAGE) for checkpoint in page)
+        index = self._store.index
+        with lease.hold(index, job, ttl_s=_JOB_LEASE_S):
+            history = (checkpoint for page in pages(index.list, job, _PAGE) for checkpoint in page)
             if not even_pinned and (pinned := next((c.id for c in history if c.is_pinned), None)):
                 raise Conflict(
                     f"checkpoint {pinned} of job {job} is pinned",
                     hint=f"unpin it (kedge pin {pinned} --off), or delete pinned checkpoints too (even_pinned=True)",
                 )
             deleted = 0
-            while page := self._store.list(job, Selection(limit=_PAGE)):  # the newest: children go before their parents
+            while page := index.list(job, Selection(limit=_PAGE)):  # the newest: children go before their parents
                 deleted += len(
-                    self._store.delete([checkpoint.id for checkpoint in page], even_pinned=even_pinned, actor=actor)
+                    index.delete([checkpoint.id for checkpoint in page], even_pinned=even_pinned, actor=actor)
                 )
-            if (remaining := self._store.job(job)) is not None and remaining.retention is not None:
-                self._store.set_retention(job, None, actor=actor)
+            if (remaining := index.job(job)) is not None and remaining.retention is not None:
+                index.set_retention(job, None, actor=actor)
             return deleted
 
     # Keys

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.model import Checkpoint, parse_name, to_us
-from kedge.ports import Checkpoints, Selection
+from kedge.ports import Catalogue, Checkpoints, Selection
 from kedge.store import Store
 from kedge.urls import directory_of
 
@@ -34,6 +34,7 @@ class CaringManager:
     url: str
     namespace: str
     store: Store
+    catalogue: Catalogue
     actor: str
     key_source: bytes | str | None
     _care: Care
@@ -58,7 +59,7 @@ class CaringManager:
         parse_name("job", new_job)
         if job == new_job:
             raise Conflict(f"job {job} cannot be copied onto itself", hint="choose another name")
-        if not self.store.list(parse_name("job", job), Selection(limit=1)):
+        if not self.catalogue.list(parse_name("job", job), Selection(limit=1)):
             raise NotFound(f"job {job} has no checkpoint", hint="kedge jobs shows which jobs exist")
         return self._care.copy_job(job, new_job, actor=self.actor)
 
@@ -178,7 +179,7 @@ class CaringManager:
     def verify(self, job: str | None = None, deep: bool = True, *, progress: Progress | None = None) -> VerifyReport:
         """Verify the digests of all data (deep), or only that all data exists (quick). See `kedge check`."""
         wanted = None if job is None else parse_name("job", job)
-        if wanted is not None and self.store.job(wanted) is None:
+        if wanted is not None and self.catalogue.job(wanted) is None:
             raise NotFound(f"job {wanted} not found", hint="kedge jobs shows which jobs exist")
         return self._care.verify(wanted, deep=deep, actor=self.actor, progress=progress)
 

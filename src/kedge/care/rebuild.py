@@ -124,7 +124,7 @@ def _present(chunks: Iterable[Chunk], packs: Mapping[str, int]) -> Iterator[tupl
 def _add(store: LocalStore, content: _Found, actor: str) -> tuple[set[str], list[str]]:
     """The IDs that the index has now and had not, and those of them that cannot be loaded."""
     deleted = _deleted(store.index)
-    missing = {i: r for i, r in content.records.items() if i not in deleted and not knows(store, i)}
+    missing = {i: r for i, r in content.records.items() if i not in deleted and not knows(store.index, i)}
 
     def locate(digests: list[bytes]) -> dict[bytes, Chunk]:
         """Where the index says, else where the packs say."""
@@ -136,7 +136,7 @@ def _add(store: LocalStore, content: _Found, actor: str) -> tuple[set[str], list
     corrupted: list[str] = []
     for record in _in_order(missing.values()):
         chunks, status = _chunks_of(store, record, locate)
-        parent = record.parent if record.parent and knows(store, record.parent) else None
+        parent = record.parent if record.parent and knows(store.index, record.parent) else None
         has_chunks = record.has_chunks or bool(chunks)  # files do not say; gc looks only where there are some (I3)
         keyed = _keyed(store.index, record)
         whole = replace(keyed, new_chunks=chunks, has_chunks=has_chunks, parent=parent, status=status)

@@ -7,8 +7,7 @@ again. A policy that names one of them is followed.
 from __future__ import annotations
 
 from kedge.model import INBOX_SUFFIX, QUEUE_PREFIX
-from kedge.ports import Index, Selection
-from kedge.store import Store
+from kedge.ports import Catalogue, Selection
 
 _RUN_STATUS = {"kind": ["run"]}  # the tag of a run's status records
 _LLM = {
@@ -18,7 +17,7 @@ _LLM = {
 }
 
 
-def needed_for(index: Index | Store, job: str) -> str:
+def needed_for(catalogue: Catalogue, job: str) -> str:
     """What Kedge needs the checkpoints of `job` for, and what their loss means; "" for a job of the user's own."""
     if job in _LLM:
         return _LLM[job]
@@ -26,10 +25,10 @@ def needed_for(index: Index | Store, job: str) -> str:
         return "messages to a run: decided approvals would be asked for again"
     if job.startswith(QUEUE_PREFIX):
         return "a queue: what was submitted would be lost"
-    records = index.list(job, Selection(tags=_RUN_STATUS, limit=1))
+    records = catalogue.list(job, Selection(tags=_RUN_STATUS, limit=1))
     if records and records[-1].metadata.get("kind") == "run":
         return "a run: finished steps would run again when it is resumed"
-    newest = index.list(job, Selection(limit=1))
+    newest = catalogue.list(job, Selection(limit=1))
     if newest and newest[-1].metadata.get("kind") == "execution":
         return "an execution of a workflow: its history would be lost"
     return ""

@@ -158,12 +158,12 @@ def _rewrite_one(
             with store.under_current_key(record) as current:
                 store.index.reseal(current, replacing=digest, actor=actor)
         except ChunksGone:
-            if not knows(store, checkpoint.id):
+            if not knows(store.index, checkpoint.id):
                 return True
         except KeysChanged:
             store.refresh_keys()
         except Corrupted:
-            return not knows(store, checkpoint.id)
+            return not knows(store.index, checkpoint.id)
         else:
             return True
     return False

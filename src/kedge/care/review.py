@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from kedge.errors import Conflict, NotFound
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
-from kedge.ports import Index, Selection, pages
+from kedge.ports import NEWEST_INTACT, Index, Selection, pages
 
 from .policies import PERIODS, RetentionPolicy, format_duration, parse_duration
 from .records import needed_for
@@ -239,7 +239,7 @@ class _History:
                         usable_ages.add(checkpoint)
                 yield []
             young_from, young_usable_from = ages.young_from, usable_ages.young_from
-        has_usable = self._index.latest(self._job) is not None
+        has_usable = bool(self._index.list(self._job, NEWEST_INTACT))
         rules = _Rules(
             self._policy, has_usable, _Counts(self._policy, young_usable_from), _Counts(self._policy, young_from)
         )

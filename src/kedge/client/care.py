@@ -96,7 +96,7 @@ class HttpCare:
 
     def copy_job(self, job: str, new_job: str, *, actor: str) -> list[Checkpoint]:
         self._store.client.copy(job, new_job)
-        return self._store.list(new_job)
+        return self._store.catalogue.list(new_job)
 
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
         return self._store.client.delete_job(job, even_pinned=even_pinned)

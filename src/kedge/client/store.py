@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import product
 from typing import TypeVar
 from urllib.parse import quote
 
 from kedge.chunks import INLINE_BYTES, RecallingSource
 from kedge.codec import Encoded
 from kedge.errors import CheckpointError, Conflict, Corrupted, NotFound
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Job, Lease
+from kedge.model import Checkpoint
 from kedge.ports import (
-    ALL,
-    CheckpointIds,
     Checkpoints,
-    Events,
-    Jobs,
     NewCheckpoint,
     Outcomes,
-    Selection,
     Unmet,
-    Update,
-    digest_of,
 )
 from kedge.store import Save, Stored, knows, not_over_http
 from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
@@ -38,9 +28,9 @@ from kedge.store.received import Received, SendAgain
 from kedge.store.request import Request, request_of
 from kedge.store.rope import PartedTree, write_parts
 from kedge.store.streams import add_streams
-from kedge.store.wire import DIGEST_BYTES, LENGTH_BYTES, SAVE_TYPE, parse_length
+from kedge.store.wire import SAVE_TYPE
 
-from .calls import Document, Page
+from .catalogue import HttpCatalogue
 from .connection import Client
 from .transfer import HttpReader, Outbox, body_of
 
@@ -55,13 +45,16 @@ T = TypeVar("T")
 class HttpStore(Loading):
     """`kedge.store.Store` behind a service. Where the chunks of a state are is its business."""
 
-    row_bytes = 1 << 16
-
     def __init__(self, client: Client) -> None:
         self.client = client
+        self._catalogue = HttpCatalogue(client)
         self.reader = HttpReader(client)
         self._known: OrderedDict[bytes, None] = OrderedDict()  # pieces of parted trees that were saved here
         self._lock = threading.Lock()
+
+    @property
+    def catalogue(self) -> HttpCatalogue:
+        return self._catalogue
 
     def save(self, request: Request, encoded: Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
         if isinstance(encoded, Received):
@@ -79,10 +72,10 @@ class HttpStore(Loading):
         if request.then is not None:
             with suppress(CheckpointError):
                 if request.then.delete:
-                    self.delete(request.then.delete, even_pinned=True, actor=actor)
+                    self.catalogue.delete(request.then.delete, even_pinned=True, actor=actor)
             with suppress(CheckpointError):
                 if request.then.releases_lease and request.lease is not None:
-                    self.release_lease(request.lease)
+                    self.catalogue.release_lease(request.lease)
         return saved
 
     def _save_once(self, request: Request, encoded: Encoded | PartedTree, distrusted: frozenset[bytes]) -> Checkpoint:
@@ -132,7 +125,7 @@ class HttpStore(Loading):
         return outcomes
 
     def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
-        checkpoint, packed = source if source[1] else self.read(source[0].id)
+        checkpoint, packed = source if source[1] else self.catalogue.read(source[0].id)
         pack = partial(_as_it_is, packed, self._spilled(packed))
 
         def send(distrusted: frozenset[bytes]) -> Checkpoint:
@@ -144,7 +137,7 @@ class HttpStore(Loading):
         try:
             return _again(send, f"job {request.job}")
         except (Conflict, Corrupted):
-            if knows(self, checkpoint.id):
+            if knows(self.catalogue, checkpoint.id):
                 raise
             raise NotFound(
                 f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
@@ -174,164 +167,12 @@ class HttpStore(Loading):
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The manifest, which was verified when it arrived; one that was not asked for yet is fetched."""
-        return self.parse(packed or self.read(checkpoint.id)[1], of=checkpoint.id)
-
-    # Finding and changing
-
-    def together(self, read: Callable[[], T]) -> T:
-        return read()
-
-    def get(self, checkpoint_id: str) -> Checkpoint:
-        return self.client.checkpoint(checkpoint_id)
-
-    def read(self, checkpoint_id: str) -> Stored:
-        head, packed = self._read(checkpoint_id)
-        return Checkpoint.from_json(head["checkpoint"]), packed
-
-    def _read(self, checkpoint_id: str) -> tuple[Document, bytes]:
-        with self.client.download(f"/api/v1/checkpoints/{quote(checkpoint_id, safe='')}/manifest") as download:
-            head: Document = json.loads(download.take(parse_length(download.take(LENGTH_BYTES))))
-            packed = download.take(parse_length(download.take(LENGTH_BYTES)))
-            if download.take(DIGEST_BYTES) != digest_of(packed):
-                raise Corrupted(f"the manifest of {checkpoint_id} was damaged on its way", hint="load it again")
-        return head, packed
-
-    def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
-        for checkpoint in self._newest_first(job, level=level):
-            if checkpoint.status is not CheckpointStatus.CORRUPTED:
-                return checkpoint, b""
-        return None
-
-    def _newest_first(self, job: str, level: CheckpointLevel | None) -> Iterator[Checkpoint]:
-        cursor, size = None, 1
-        while True:
-            page = self.client.checkpoints(job, level=level, limit=size, cursor=cursor)
-            yield from page.items
-            if page.next_cursor is None:
-                return
-            cursor, size = page.next_cursor, 100
-
-    def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
-        checkpoints: dict[str, Checkpoint] = {}
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            checkpoints |= self.client.keys(job, keys[start : start + _KEYS_AT_ONCE])
-        return {key: (checkpoint, b"") for key, checkpoint in checkpoints.items()}
-
-    def find_next(self, job: str, after: int, limit: int) -> dict[str, Stored]:
-        checkpoints = self.client.keys(job, after=after, limit=limit)
-        return {key: (checkpoint, b"") for key, checkpoint in checkpoints.items()}
-
-    def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
-        """Asks for each combination of the tags' values by itself."""
-        rows = {
-            row.seq: row
-            for values in product(*wanted.tags.values())
-            for row in self._list(job, wanted, dict(zip(wanted.tags, values, strict=True)))
-        }
-        oldest_first = [rows[seq] for seq in sorted(rows)]
-        if wanted.limit is None:
-            return oldest_first
-        return oldest_first[: wanted.limit] if wanted.is_forward else oldest_first[-wanted.limit :]
-
-    def _list(self, job: str, wanted: Selection, tags: Mapping[str, str]) -> Iterator[Checkpoint]:
-        cursor: str | int | None = (wanted.after or 0) if wanted.is_forward else wanted.before
-        left = wanted.limit
-        while left is None or left > 0:
-            page: Page[Checkpoint] = self.client.checkpoints(
-                job,
-                level=wanted.level,
-                tags=tags,
-                metadata=wanted.metadata,
-                order="oldest" if wanted.is_forward else "newest",
-                limit=_PAGE if left is None else min(left, _PAGE),
-                cursor=cursor,
-            )
-            for checkpoint in page.items:
-                if wanted.is_forward and wanted.before is not None and checkpoint.seq >= wanted.before:
-                    return
-                yield checkpoint
-            left = None if left is None else left - len(page.items)
-            cursor = page.next_cursor
-            if cursor is None:
-                return
-
-    def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[Stored]:
-        return [(checkpoint, b"") for checkpoint in self.list(job, wanted)]
-
-    def job(self, name: str) -> Job | None:
-        try:
-            return self.client.job(name)
-        except NotFound:
-            return None
-
-    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
-        jobs: list[Job] = []
-        cursor: str | None = after or None
-        while limit is None or len(jobs) < limit:
-            page = self.client.jobs(prefix, _PAGE if limit is None else min(limit - len(jobs), _PAGE), cursor)
-            jobs += page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return jobs
-
-    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
-        gone: CheckpointIds = []
-        for checkpoint_id in checkpoint_ids:
-            try:
-                if even_pinned:
-                    self.client.pin(checkpoint_id, False)
-                self.client.delete(checkpoint_id)
-            except NotFound:
-                continue
-            gone.append(CheckpointId(checkpoint_id))
-        return gone
-
-    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
-        changed: Checkpoint | None = None
-        if update.is_pinned is not None:
-            changed = self.client.pin(checkpoint_id, update.is_pinned)
-        if update.tags is not None:
-            changed = self.client.tag(checkpoint_id, update.tags)
-        if update.status is not None:
-            changed = self.client.set_status(checkpoint_id, str(update.status))
-        return changed or self.get(checkpoint_id)
-
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
-        return self.client.take_lease(job, holder, ttl_s)
-
-    def renew_lease(self, lease: Lease) -> None:
-        self.client.renew_lease(lease)
-
-    def release_lease(self, lease: Lease) -> None:
-        self.client.release_lease(lease)
-
-    def events(
-        self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
-    ) -> Events:
-        until = time.monotonic() + wait_s
-        while not (events := self._events(after, limit, newest, before)) and time.monotonic() < until:
-            time.sleep(min(0.3, wait_s))
-        return events
-
-    def _events(self, after: int, limit: int, newest: bool, before: int | None) -> Events:
-        if newest:
-            page = self.client.audit_log(min(limit, 1000), before).items[::-1]
-        else:
-            page = self.client.events(after, min(limit, 1000)).items
-        return [event for event in page if event.id > after and (before is None or event.id < before)]
-
-    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
-        from kedge.care.policies import RetentionPolicy
-
-        self.client.set_retention(job, None if policy_json is None else RetentionPolicy.from_json(policy_json))
+        return self.parse(packed or self.catalogue.read(checkpoint.id)[1], of=checkpoint.id)
 
     # From and to other stores
 
-    is_encrypted = True  # it may be: digests of its checkpoints say nothing
-
     def export(self, checkpoint_id: str) -> Exported:
-        head, packed = self._read(checkpoint_id)
+        head, packed = self.catalogue.download(checkpoint_id)
         key = None if head["key"] is None else (head["key"], bytes.fromhex(head["request_digest"]))
         record = record_to_export(Checkpoint.from_json(head["checkpoint"]), packed, key)
         references = sorted(set(self.contents(packed)))
@@ -366,7 +207,7 @@ class HttpStore(Loading):
 
     def after_fork(self) -> None:
         """Connections of the parent are its own."""
-        self.client = self.client.again()
+        self.client = self.catalogue.client = self.client.again()
         self.reader = HttpReader(self.client)
         self._lock = threading.Lock()
 

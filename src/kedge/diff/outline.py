@@ -92,7 +92,7 @@ class StoredState:
 
 def open_state(store: Store, checkpoint_id: str) -> StoredState:
     """The state of a checkpoint without its arrays; Corrupted where it is not what was saved."""
-    stored = store.read(checkpoint_id)
+    stored = store.catalogue.read(checkpoint_id)
     tree = store.tree(stored)
     outline = load(tree, None, make=_Outliner)
     return StoredState(stored[0], outline, len(tree), store, stored)

@@ -22,7 +22,7 @@ import ormsgpack
 
 from kedge.crypto import Vault
 from kedge.errors import CheckpointError, Corrupted, NotFound, Validation
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease, to_us
+from kedge.model import Checkpoint, CheckpointStatus, EventChain, Job, Lease, to_us
 from kedge.ports import (
     ALL,
     KEYS,
@@ -141,10 +141,6 @@ class EncryptedIndex(SealedRows):
     def read(self, checkpoint_id: str) -> tuple[Checkpoint, bytes]:
         return self._confirmed(partial(self.inner.read, checkpoint_id), self._opened)
 
-    def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
-        look = partial(self.inner.latest, self._hide("job", job), level)
-        return self._confirmed(look, lambda sealed: None if sealed is None else self._opened(sealed))
-
     @property
     def in_place(self) -> frozenset[str]:
         """As the index has it; what is opened here may take a lock."""
@@ -153,13 +149,10 @@ class EncryptedIndex(SealedRows):
     def generation(self) -> Hashable | None:
         return self.inner.generation()
 
-    def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
-        tokens = {self.vault.names.token("key", key): key for key in keys}
-        look = partial(self.inner.find, self._hide("job", job), list(tokens))
-        return self._confirmed(look, lambda sealed: {tokens[t]: self._keyed(tokens[t], r) for t, r in sealed.items()})
-
-    def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
-        names, look = self.vault.names, partial(self.inner.find_next, self._hide("job", job), after, limit)
+    def find(self, job: str, keys: Sequence[str] | range) -> dict[str, _Row]:
+        names = self.vault.names
+        wanted = keys if isinstance(keys, range) else list({names.token("key", key): None for key in keys})
+        look = partial(self.inner.find, self._hide("job", job), wanted)
 
         def opened(sealed: dict[str, _Row]) -> dict[str, _Row]:
             keys = {names.text("key", token): row for token, row in sealed.items()}

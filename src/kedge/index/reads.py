@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kedge.errors import NotFound
-from kedge.model import Checkpoint, CheckpointLevel, Job
+from kedge.model import Checkpoint, Job
 from kedge.ports import ALL, Checkpoints, Chunk, Events, Jobs, PackUse, SavedRow, Selection, Unrecorded
 from kedge.ports.record import LAST_SEQ, checkpoint_of, record_from_row
 
@@ -99,25 +99,12 @@ class SqlReads:
             return checkpoint_of(job, columns), value
         raise missing(checkpoint_id)
 
-    def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
-        with self._reading() as db:
-            if (base := self._first_row(db, job)) is None:
-                return None
-            is_within, bounds = _within(base, 1, LAST_SEQ)
-            rows = self._fetch(
-                db,
-                f"SELECT {CHECKPOINT}, manifest FROM main.checkpoint c WHERE {is_within} "
-                f"AND status <> 'corrupted' {'AND level = ? ' if level else ''}ORDER BY \"row\" DESC LIMIT 1",
-                *bounds, *((str(level),) if level else ()),
-            )  # fmt: skip
-        for *columns, manifest in rows:
-            return checkpoint_of(job, columns), manifest
-        return None
-
     def generation(self) -> Hashable | None:
         return None
 
-    def find(self, job: str, keys: Sequence[str]) -> Keyed:
+    def find(self, job: str, keys: Sequence[str] | range) -> Keyed:
+        if isinstance(keys, range):
+            return self._find_within(job, keys)
         rows: list[Row] = []
         with self._reading() as db:
             for start in range(0, len(keys), BATCH):
@@ -131,11 +118,11 @@ class SqlReads:
                 )  # fmt: skip
         return _keyed(job, rows)
 
-    def find_next(self, job: str, after: int, limit: int) -> Keyed:
+    def _find_within(self, job: str, numbers: range) -> Keyed:
         with self._reading() as db:
             if (base := self._first_row(db, job)) is None:
                 return {}
-            is_within, bounds = _within(base, after + 1, after + limit)
+            is_within, bounds = _within(base, numbers.start, numbers.stop - 1)
             rows = self._fetch(
                 db,
                 f"SELECT {CHECKPOINT}, manifest, key FROM main.checkpoint c "
@@ -177,6 +164,8 @@ class SqlReads:
             if wanted.level is not None:
                 conditions.append("level = ?")
                 parameters.append(str(wanted.level))
+            if wanted.is_intact:
+                conditions.append("status <> 'corrupted'")
             # A page of one tag costs what is on the page, however many rows have the tag (I6).
             is_only_condition = not conditions and [len(values) for values in tags.values()] == [1]
             page = f'ORDER BY "row" {order} LIMIT ?' if is_only_condition and limit is not None else ""

@@ -44,7 +44,7 @@ class Threads(Opened):
 
         The number is read first: if the state is newer, it belongs to a change that was made meanwhile.
         """
-        counted = self.manager.store.job(job)
+        counted = self.manager.catalogue.job(job)
         latest = self.manager.load_latest(job)
         return 0 if counted is None else counted.last_seq, {} if latest is None else latest[1]
 

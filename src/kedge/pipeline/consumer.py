@@ -314,7 +314,7 @@ class Worker:
     def _look_again(self, entry: Entry) -> tuple[Entry, Stored] | None:
         """The entry, now that its run is ours; None if it has ended or was given up meanwhile."""
         try:
-            stored = self._store.store.read(entry.id)
+            stored = self._store.catalogue.read(entry.id)
         except NotFound:
             return None
         drop_replaced(self._store, stored[0])
@@ -343,7 +343,7 @@ class Worker:
         if entry.state == RUNNING:
             return False
         try:
-            stored = self._store.store.read(entry.id)
+            stored = self._store.catalogue.read(entry.id)
         except NotFound:
             return True  # it has ended
         current = Entry.of(stored[0])

@@ -125,7 +125,7 @@ def workers_job() -> str:
 
 def check_queue(store: CheckpointManager, name: str) -> None:
     """Raise NotFound if nothing was ever submitted to a queue, and it has no schedule and no limits."""
-    if any(store.store.job(job) is not None for job in (queue_job(name), schedule_job(name), limits_job(name))):
+    if any(store.catalogue.job(job) is not None for job in (queue_job(name), schedule_job(name), limits_job(name))):
         return
     known = dict.fromkeys(queue_of(job.name) for job in store.jobs(QUEUE_PREFIX, _MOST_NAMES))
     known.pop(RECOVERY, None)
@@ -259,7 +259,7 @@ def save_entry(
 
 def drop_entry(store: CheckpointManager, entry_id: str) -> None:
     """Delete an entry; nothing happens if somebody did before."""
-    store.store.delete([entry_id], actor=store.actor)
+    store.catalogue.delete([entry_id], actor=store.actor)
 
 
 def drop_replaced(store: CheckpointManager, record: Checkpoint) -> None:

@@ -146,7 +146,7 @@ def fork(store: CheckpointManager, plan: ForkPlan) -> None:
     """Make the run that `plan` says. Its workers carry it out at once; a program is for the caller to start."""
     submission = _submission(store, plan) if plan.queue else None
     with take_lease(store, plan.fork, _LEASE_S) as lease:
-        newest, job = newest_status(store, plan.fork), store.store.job(plan.fork)
+        newest, job = newest_status(store, plan.fork), store.catalogue.job(plan.fork)
         if job is not None and job.checkpoints and fork_of(store, plan.fork) is None:
             raise Conflict(f"job {plan.fork} exists, and is no fork", hint="choose another key")
         _mark(store, plan, lease)
@@ -185,7 +185,7 @@ def _finished(store: CheckpointManager, plan: ForkPlan) -> Iterator[tuple[Checkp
     failures = set() if newest is None else {record.id for record in kept_failures(store, plan.run, newest).values()}
     after = 0
     while page := store.list(plan.run, after=after, limit=_PAGE):
-        keyed = store.store.find_next(plan.run, after, page[-1].seq - after)
+        keyed = store.catalogue.find(plan.run, range(after + 1, page[-1].seq + 1))
         keys = {stored[0].id: step_key for step_key, stored in keyed.items()}
         after = page[-1].seq
         for record in page:

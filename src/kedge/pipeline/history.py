@@ -358,7 +358,7 @@ def delete_run(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> in
         if pinned := next((record for record in records if record.is_pinned), None):
             raise Conflict(f"{pinned.id} of run {key} is pinned", hint=f"unpin it: kedge pin {pinned.id} --off")
         for start in range(0, len(records), _PAGE):
-            store.store.delete([record.id for record in records[start : start + _PAGE]], actor=store.actor)
+            store.catalogue.delete([record.id for record in records[start : start + _PAGE]], actor=store.actor)
     return len(records)
 
 

@@ -144,7 +144,7 @@ class QueueLimits:
         limit = self.current().max_queued
         if limit is None:
             return
-        job = self._store.store.job(self._job)
+        job = self._store.catalogue.job(self._job)
         if job is not None and job.checkpoints >= limit:
             raise QueueFull(
                 f"queue {self._queue} holds {job.checkpoints} runs, {limit} at most",

@@ -182,7 +182,7 @@ class Queue:
 
     def __len__(self) -> int:
         """How much has not ended."""
-        job = self.store.store.job(self._job)
+        job = self.store.catalogue.job(self._job)
         return 0 if job is None else job.checkpoints
 
     def retry(self, key: str, *, retry_failed: bool = False) -> list[str]:

@@ -95,7 +95,7 @@ class Session:
 
     def _continue_history(self) -> Checkpoint | None:
         """The newest status record of the sessions before this one; what it says is taken over."""
-        job = None if self.is_first else self.store.store.job(self.key)
+        job = None if self.is_first else self.store.catalogue.job(self.key)
         if job is None or not job.checkpoints:
             if self.is_first or not self.queue:  # what nobody submitted cannot be cancelled before it has a record
                 self._inbox_at = time.monotonic() + INBOX_EVERY_S

@@ -21,6 +21,8 @@ from .record import NewCheckpoint as NewCheckpoint
 from .record import SavedRow as SavedRow
 from .record import Unrecorded as Unrecorded
 from .selection import ALL as ALL
+from .selection import NEWEST as NEWEST
+from .selection import NEWEST_INTACT as NEWEST_INTACT
 from .selection import Selection as Selection
 from .selection import are_texts as are_texts
 from .selection import pages as pages

@@ -1,11 +1,11 @@
-"""What an index and a store answer alike: which jobs and checkpoints there are, and who may write them."""
+"""What every store answers, here or behind a service: which jobs and checkpoints there are, and who may write them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from kedge.model import Checkpoint, CheckpointLevel, Job, Lease
+from kedge.model import Checkpoint, Job, Lease
 
 from .selection import ALL, Selection
 from .values import CheckpointIds, Checkpoints, Events, Jobs, Stored, Update
@@ -13,6 +13,16 @@ from .values import CheckpointIds, Checkpoints, Events, Jobs, Stored, Update
 
 class Catalogue(Protocol):
     """The checkpoints of one namespace: finding them, and changing what may change. Raises only `errors.*`."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether what is stored here is sealed, and has other digests than it would elsewhere."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Up to this much a row holds well: what is cut small in order to be shared is cut so."""
+        ...
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """The checkpoint, or NotFound."""
@@ -22,10 +32,6 @@ class Catalogue(Protocol):
         """The checkpoint and the way to its state, or NotFound."""
         ...
 
-    def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
-        """The checkpoint with the highest sequence number that is not corrupted, and the way to its state (I4)."""
-        ...
-
     def generation(self) -> Hashable | None:
         """A value that stays the same only while nothing changes here, whoever changes it.
 
@@ -33,12 +39,11 @@ class Catalogue(Protocol):
         """
         return None
 
-    def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
-        """What was saved under these idempotency keys; unknown ones are left out. Any number."""
-        ...
+    def find(self, job: str, keys: Sequence[str] | range) -> dict[str, Stored]:
+        """What was saved under these idempotency keys, or in a range of sequence numbers under any; by key.
 
-    def find_next(self, job: str, after: int, limit: int) -> dict[str, Stored]:
-        """As `find`, of those among the `limit` sequence numbers above `after` that were saved under a key."""
+        Unknown ones are left out. Any number.
+        """
         ...
 
     def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
@@ -92,4 +97,6 @@ class Catalogue(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def wait_for_event(self, after: int, timeout_s: float) -> bool:
+        """Whether there is an event above `after`, by any process; waits for one until `timeout_s` is over."""
+        ...

@@ -31,9 +31,7 @@ class Index(Catalogue, Protocol):
 
     store_id: str
     namespace: str
-    is_encrypted: bool  # the store, when it was opened: some namespace of it has a keyring
     written_by: str  # the newest Kedge that has opened it for writing, when it was opened
-    row_bytes: int  # up to this much a row holds well: what is cut small in order to be shared is cut so
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
         """Insert all of `records` or none, durably, in one transaction, and append their events.
@@ -80,10 +78,6 @@ class Index(Catalogue, Protocol):
 
     def reserve_numbers(self, job: str, last_seq: int) -> None:
         """Give no number up to `last_seq` to a save of this job (I4). Creates the job row if there is none."""
-        ...
-
-    def wait_for_event(self, after: int, timeout_s: float) -> bool:
-        """Whether there is an event above `after`, by any process; waits for one until `timeout_s` is over."""
         ...
 
     def audit(self, until: int | None = None) -> EventChain:
@@ -217,3 +211,5 @@ class Index(Catalogue, Protocol):
     def integrity_problems(self) -> Problems:
         """What the index finds wrong with itself (SQLite's integrity check, counters, event chain); [] when well."""
         ...
+
+    def close(self) -> None: ...

@@ -26,6 +26,7 @@ class Selection:
     limit: int | None = None
     before: int | None = None  # sequence numbers, both exclusive
     after: int | None = None
+    is_intact: bool = False  # not those that were found damaged
 
     def __post_init__(self) -> None:
         parse_limit(self.limit)
@@ -58,6 +59,8 @@ class Selection:
 
 
 ALL = Selection()
+NEWEST = Selection(limit=1)
+NEWEST_INTACT = Selection(limit=1, is_intact=True)
 
 
 def wanted_tags(tags: Mapping[str, str] | None) -> Mapping[str, Sequence[str]]:

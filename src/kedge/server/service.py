@@ -144,7 +144,7 @@ class Service:
             return
         records = self.manager(ACCESS)
         try:
-            records.store.release_lease(records.take_lease(_READY, records.actor, _READY_S))
+            records.catalogue.release_lease(records.take_lease(_READY, records.actor, _READY_S))
         except LeaseHeld:
             pass  # another worker has just written
         self._written_s = now_s

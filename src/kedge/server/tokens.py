@@ -142,7 +142,7 @@ class Tokens:
         """Whether there ever was one: a store whose tokens are all revoked is closed, not open."""
         if (remembered := self.remember_made()) is not None:
             return remembered
-        job = self._manager.store.job(JOB)  # which stays when its checkpoints are deleted
+        job = self._manager.catalogue.job(JOB)  # which stays when its checkpoints are deleted
         self._ever = time.monotonic(), job is not None and job.last_seq > 0
         return self._ever[1]
 

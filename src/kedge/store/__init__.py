@@ -7,12 +7,12 @@ keeps a store healthy (`kedge.care`) needs a local one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kedge.errors import Corrupted, NotFound, Validation
 from kedge.model import Checkpoint
-from kedge.ports import Catalogue, Checkpoints, Events, Outcomes
+from kedge.ports import Catalogue, Checkpoints, Outcomes
 from kedge.ports import Stored as Stored
 
 if TYPE_CHECKING:
@@ -24,17 +24,15 @@ if TYPE_CHECKING:
     from .request import Request
     from .rope import PartedTree
 
-T = TypeVar("T")
-
 Save: TypeAlias = "tuple[Request, Encoded, str]"  # with its actor
 
 
-class Store(Catalogue, Protocol):
+class Store(Protocol):
     """One namespace of a store. Thread-safe; survives fork. Raises only `errors.*`."""
 
     @property
-    def row_bytes(self) -> int:
-        """What is cut small in order to be shared is cut to pieces of this size."""
+    def catalogue(self) -> Catalogue:
+        """Which checkpoints there are: for finding and changing them. What this class does is about their states."""
         ...
 
     # Saving
@@ -49,16 +47,6 @@ class Store(Catalogue, Protocol):
 
     def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
         """Save the state of `source` again as `request` says; nothing is copied, both share their chunks."""
-        ...
-
-    def together(self, read: Callable[[], T]) -> T:
-        """`read()`, which calls this store several times, as quickly as one call."""
-        ...
-
-    def events(
-        self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
-    ) -> Events:
-        """As that of an index. Where there are none, waits for one until `wait_s` is over, by whatever process."""
         ...
 
     # Loading
@@ -89,11 +77,6 @@ class Store(Catalogue, Protocol):
 
     # From and to other stores (`kedge.care.copy`)
 
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether what is stored here is sealed, and has other digests than it would elsewhere."""
-        ...
-
     def export(self, checkpoint_id: str) -> Exported:
         """The checkpoint as another store can take it; Corrupted where its manifest is damaged."""
         ...
@@ -114,6 +97,8 @@ class Store(Catalogue, Protocol):
     def after_fork(self) -> None:
         """In a forked child: let go of what belongs to the parent."""
         ...
+
+    def close(self) -> None: ...
 
 
 def knows(catalogue: Catalogue, checkpoint_id: str) -> bool:

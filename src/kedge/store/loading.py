@@ -201,14 +201,14 @@ class Loading(Store, Protocol):
 
     def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
         span = manifest.buffers[ordinal]
-        reader = LateReader(self.reader, partial(knows, self))
+        reader = LateReader(self.reader, partial(knows, self.catalogue))
         return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
 
     def earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
         """Outlines of the job's newest checkpoints, each with a way to open its lazy buffers."""
-        for checkpoint in reversed(self.list(job, Selection(limit=_RECALLED_STATES))):
+        for checkpoint in reversed(self.catalogue.list(job, Selection(limit=_RECALLED_STATES))):
             try:
-                checkpoint, packed = self.read(checkpoint.id)
+                checkpoint, packed = self.catalogue.read(checkpoint.id)
                 manifest = self.open(checkpoint, packed)
                 outline = codec.outline(self.tree_of(checkpoint, manifest))
             except (Corrupted, NotFound):

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from kedge.blobs import shelter
 from kedge.blobs.shelter import Turns
 from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
 from kedge.chunks import INLINE_BYTES, WORKERS
 from kedge.errors import Corrupted
-from kedge.model import Checkpoint, CheckpointLevel, Job, Lease
-from kedge.ports import ALL, Blobs, CheckpointIds, Checkpoints, Events, Index, Jobs, Selection, Update, digest_of
+from kedge.model import Checkpoint
+from kedge.ports import Blobs, Checkpoints, Index, digest_of
 
-from . import Store, Stored, not_over_http
+from . import Store, not_over_http
 from .adoption import Exported, Moved, ReadChunks, adopt, export
 from .backlog import Backlog
 from .chunk_cache import KnownChunks
@@ -63,12 +62,15 @@ class LocalStore(Saving):
         self.inline_bytes = inline_bytes
         self._recent = OrderedDict()
         self._known = KnownChunks(index, blobs)
-        self._reads_in_place = "latest" in getattr(index, "in_place", ())
         self._lock = threading.Lock()
         self.turns = Turns()
         self._workers = _new_workers()
         self.reader = ChunkReader(blobs, index.locate, self.pool, vault)
         self.backlog = Backlog(self.index, self.blobs, self.describe, lambda: self.key) if has_backlog else None
+
+    @property
+    def catalogue(self) -> Index:
+        return self.index
 
     def pool(self) -> Workers:
         """Threads for large states, which begin when first needed."""
@@ -96,71 +98,6 @@ class LocalStore(Saving):
         self.blobs.close()
         self.index.close()
 
-    # What the index decides alone. One line each, so that `Store` is the only door.
-
-    @property
-    def row_bytes(self) -> int:
-        return self.index.row_bytes
-
-    def get(self, checkpoint_id: str) -> Checkpoint:
-        return self.index.get(checkpoint_id)
-
-    def read(self, checkpoint_id: str) -> Stored:
-        return self.index.read(checkpoint_id)
-
-    def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
-        return self.index.latest(job, level)
-
-    def generation(self) -> Hashable | None:
-        return self.index.generation()
-
-    def together(self, read: Callable[[], T]) -> T:
-        return read() if self._reads_in_place else shelter.run(read)
-
-    def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
-        return self.index.find(job, keys)
-
-    def find_next(self, job: str, after: int, limit: int) -> dict[str, Stored]:
-        return self.index.find_next(job, after, limit)
-
-    def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
-        return self.index.list(job, wanted)
-
-    def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[Stored]:
-        return self.index.list_stored(job, wanted)
-
-    def job(self, name: str) -> Job | None:
-        return self.index.job(name)
-
-    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
-        return self.index.jobs(prefix, limit, after)
-
-    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
-        return self.index.delete(checkpoint_ids, even_pinned=even_pinned, actor=actor)
-
-    def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
-        return self.index.update(checkpoint_id, update, actor=actor)
-
-    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
-        self.index.set_retention(job, policy_json, actor=actor)
-
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
-        return self.index.acquire_lease(job, holder, ttl_s)
-
-    def renew_lease(self, lease: Lease) -> None:
-        self.index.renew_lease(lease)
-
-    def release_lease(self, lease: Lease) -> None:
-        self.index.release_lease(lease)
-
-    def events(
-        self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
-    ) -> Events:
-        events = self.index.events(after, limit, newest=newest, before=before)
-        if not events and wait_s > 0 and self.index.wait_for_event(after, wait_s):
-            return self.index.events(after, limit, newest=newest, before=before)
-        return events
-
     # Loading
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
@@ -177,10 +114,6 @@ class LocalStore(Saving):
         return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
 
     # From and to other stores
-
-    @property
-    def is_encrypted(self) -> bool:
-        return self.vault is not None
 
     def export(self, checkpoint_id: str) -> Exported:
         return export(self, checkpoint_id)

@@ -6,26 +6,27 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kedge import codec
 from kedge.errors import Corrupted, NotFound, Validation
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, parse_choice, parse_limit, parse_name
-from kedge.ports import Checkpoints, Jobs, Selection, are_texts, pages, wanted_tags
+from kedge.ports import NEWEST, NEWEST_INTACT, Catalogue, Checkpoints, Jobs, Selection, are_texts, pages, wanted_tags
 
 from . import Store, Stored, knows
 from .reference import resolve
 from .streams import deleted_while_read
 
 _PAGE = 1000  # checkpoints read at once
-_NEWEST = Selection(limit=1)
 
 
 class ReadingManager:
     """The half of `CheckpointManager` that changes nothing; never made by itself."""
 
     store: Store
+    catalogue: Catalogue
 
     @property
     def counters(self) -> Counter[str]:
@@ -54,7 +55,7 @@ class ReadingManager:
         `limit` keeps the newest ones; page backwards with `before=` the first of the last page (its ID or seq).
         `metadata` filters by JSON paths, such as {"model.name": "small"}.
         """
-        return self.store.list(job_id, self._selection(job_id, level, tags, metadata, limit, before, after))
+        return self.catalogue.list(job_id, self._selection(job_id, level, tags, metadata, limit, before, after))
 
     def walk(
         self,
@@ -71,7 +72,7 @@ class ReadingManager:
         Reads page by page: includes what is saved meanwhile, and omits what is deleted before its page is read.
         """
         wanted = self._selection(job_id, level, tags, metadata, None, before, after)
-        for page in pages(self.store.list, job_id, _PAGE, wanted):
+        for page in pages(self.catalogue.list, job_id, _PAGE, wanted):
             yield from page
 
     def _selection(
@@ -97,22 +98,22 @@ class ReadingManager:
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """The checkpoint without its state; NotFound if there is none."""
-        return self.store.get(parse_name("checkpoint ID", checkpoint_id))
+        return self.catalogue.get(parse_name("checkpoint ID", checkpoint_id))
 
     def find(self, reference: str) -> Checkpoint:
         """The checkpoint a user means by an ID, JOB (its newest), JOB#7, or any of these with ~1 for the one before."""
-        return resolve(self.store, reference)
+        return resolve(self.catalogue, reference)
 
     def exists(self, checkpoint_id: str) -> bool:
         """Whether there is a checkpoint with this ID."""
-        return knows(self.store, parse_name("checkpoint ID", checkpoint_id))
+        return knows(self.catalogue, parse_name("checkpoint ID", checkpoint_id))
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
         """Jobs by name; page with `after=` the last name. A job whose checkpoints are all deleted is not listed."""
         if not isinstance(prefix, str) or not isinstance(after, str | None):
             raise Validation(f"prefix={prefix!r}, after={after!r}", hint="use the beginning of a job's name")
         wanted, start, jobs = parse_limit(limit), after or "", []
-        while page := self.store.jobs(prefix, wanted, start):
+        while page := self.catalogue.jobs(prefix, wanted, start):
             jobs += [job for job in page if job.checkpoints or job.retention]
             if wanted is None or len(page) < wanted or len(jobs) >= wanted:
                 break
@@ -150,13 +151,13 @@ class ReadingManager:
     def _read(self, reference: str) -> Stored:
         if not isinstance(reference, str) or {"#", "~"}.isdisjoint(reference):
             try:
-                return self.store.read(parse_name("checkpoint ID", reference))
+                return self.catalogue.read(parse_name("checkpoint ID", reference))
             except NotFound:
                 pass  # perhaps the name of a job
         while True:
             meant = self.find(reference)
             try:
-                return self.store.read(meant.id)
+                return self.catalogue.read(meant.id)
             except NotFound:
                 if self.exists(meant.id):
                     raise
@@ -172,8 +173,8 @@ class ReadingManager:
         while True:
             stored = self._newest(parse_name("job", job_id), wanted)
             if stored is None:
-                # All of them in one read: what was saved since `latest` looked is not damaged, but found next time.
-                history = self.store.list(job_id, Selection(level=wanted))
+                # All of them in one read: what was saved since that look is not damaged, but found next time.
+                history = self.catalogue.list(job_id, Selection(level=wanted))
                 if not history:
                     return None
                 if all(checkpoint.status is CheckpointStatus.CORRUPTED for checkpoint in history):
@@ -190,18 +191,18 @@ class ReadingManager:
                 # deleted while it was loaded: another one is the newest now
 
     def _newest(self, job: str, level: CheckpointLevel | None) -> Stored | None:
-        """As `Store.latest`, with a warning where it passes over a damaged one; mostly the newest of all is intact."""
-        with suppress(Corrupted):  # perhaps of one that is marked as damaged, which `latest` does not open
-            for stored in self.store.list_stored(job, _NEWEST if level is None else Selection(level=level, limit=1)):
+        """The newest that is intact, with a warning where it passes over a damaged one; mostly that is the newest."""
+        with suppress(Corrupted):  # perhaps of one that is marked as damaged, which is passed over
+            for stored in self.catalogue.list_stored(job, NEWEST if level is None else replace(NEWEST, level=level)):
                 if stored[0].status is not CheckpointStatus.CORRUPTED:
                     return stored
-        latest = self.store.latest(job, level)
-        if latest is not None:
-            self._warn_of_newer(latest[0], level)
-        return latest
+        for stored in self.catalogue.list_stored(job, replace(NEWEST_INTACT, level=level)):
+            self._warn_of_newer(stored[0], level)
+            return stored
+        return None
 
     def _warn_of_newer(self, checkpoint: Checkpoint, level: CheckpointLevel | None) -> None:
-        newer = self.store.list(checkpoint.job, Selection(level=level, limit=1, after=checkpoint.seq))
+        newer = self.catalogue.list(checkpoint.job, Selection(level=level, limit=1, after=checkpoint.seq))
         if newer and newer[0].status is CheckpointStatus.CORRUPTED:
             older = f"{checkpoint.id} of job {checkpoint.job}"
             warnings.warn(f"checkpoint {newer[0].id}, newer than {older}, is damaged and passed over", stacklevel=4)
@@ -209,7 +210,7 @@ class ReadingManager:
     def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
         """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
         job, keys = parse_name("job", job_id), (idempotency_key,)
-        while (stored := self.store.find(job, keys).get(idempotency_key)) is not None:
+        while (stored := self.catalogue.find(job, keys).get(idempotency_key)) is not None:
             try:
                 return stored[0], self.load_stored(stored)
             except NotFound:
@@ -222,12 +223,12 @@ class ReadingManager:
         self, job_id: str, after: int, limit: int = 64
     ) -> dict[str, tuple[Checkpoint, Callable[[], object]]]:
         """What was saved under idempotency keys next behind sequence number `after`; states are loaded when called."""
-        ahead = self.store.find_next(parse_name("job", job_id), after, limit)
+        ahead = self.catalogue.find(parse_name("job", job_id), range(after + 1, after + 1 + limit))
         return {key: (stored[0], partial(self.load_stored, stored)) for key, stored in ahead.items()}
 
     def get_by_key(self, job_id: str, idempotency_key: str) -> Checkpoint | None:
         """The checkpoint saved under an idempotency key, without its state; None when there is none."""
-        stored = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
+        stored = self.catalogue.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
         return None if stored is None else stored[0]
 
     def restore(self, job_id: str, checkpoint_id: str | None = None) -> Any:
@@ -242,7 +243,7 @@ class ReadingManager:
 
     def outline(self, checkpoint_id: str) -> object:
         """The state with summaries in place of arrays and buffers, which are not read."""
-        stored = self.store.read(parse_name("checkpoint ID", checkpoint_id))
+        stored = self.catalogue.read(parse_name("checkpoint ID", checkpoint_id))
         try:
             return codec.outline(self.store.tree(stored))
         except Corrupted:

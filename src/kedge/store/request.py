@@ -95,15 +95,15 @@ def branch_listed(
     None if it was deleted since it was listed.
     """
     while True:
-        if parent is not None and not knows(store, parent):
+        if parent is not None and not knows(store.catalogue, parent):
             parent = None  # deleted: the line of ancestors begins here
         try:
-            source = store.read(source_id)
+            source = store.catalogue.read(source_id)
             return store.branch(source, describe(source[0], parent), actor=actor)
         except NotFound:
-            if not knows(store, source_id):
+            if not knows(store.catalogue, source_id):
                 return None
-            if parent is None or knows(store, parent):
+            if parent is None or knows(store.catalogue, parent):
                 raise
 
 

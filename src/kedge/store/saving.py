@@ -29,6 +29,7 @@ from kedge.model import (
     to_datetime,
 )
 from kedge.ports import (
+    NEWEST_INTACT,
     Blobs,
     Chunk,
     ChunksGone,
@@ -319,7 +320,7 @@ class Saving(Loading):
         try:
             return self.turns.run(self._branch, source, request, actor)
         except Corrupted:
-            if knows(self, source[0].id):
+            if knows(self.catalogue, source[0].id):
                 raise
             raise NotFound(
                 f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
@@ -338,7 +339,7 @@ class Saving(Loading):
                     raise _id_exists(record.id) from None
                 record = replace(record, id=self.new_id(record.step, record.created_us))
             except ChunksGone as gone:
-                if self.vault is None or attempt == _MAX_ATTEMPTS or not knows(self, source[0].id):
+                if self.vault is None or attempt == _MAX_ATTEMPTS or not knows(self.catalogue, source[0].id):
                     raise Corrupted(
                         f"checkpoint {source[0].id} is damaged: {len(gone.digests)} of its chunks cannot be reused",
                         hint="kedge check names what is damaged; choose another one",
@@ -388,13 +389,12 @@ class Saving(Loading):
             known = self._recent.get(job)
         if known is not None:
             return known
-        newest = self.index.latest(job)
-        if newest is None:
-            return ()
         try:
-            return self.parse(newest[1], of=newest[0].id).streams
+            for newest, packed in self.index.list_stored(job, NEWEST_INTACT):
+                return self.parse(packed, of=newest.id).streams
         except Corrupted:
-            return ()  # a damaged predecessor must not stop a save; it only costs the comparison
+            pass  # a damaged predecessor must not stop a save; it only costs the comparison
+        return ()
 
     def _remember(self, job: str, streams: _Streams) -> None:
         if sum(map(len, streams)) > _RECENT_ENTRIES:

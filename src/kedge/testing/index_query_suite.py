@@ -1,16 +1,17 @@
-"""The contract of `ports.Index`, continued: get, read, latest, list, jobs."""
+"""The contract of `ports.Index`, continued: get, read, list, jobs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kedge.errors import CheckpointError, NotFound, Validation
 from kedge.model import CheckpointLevel, CheckpointStatus
-from kedge.ports import ChunksGone, Index, Selection, Update
+from kedge.ports import NEWEST_INTACT, ChunksGone, Index, Selection, Update
 
 from .index_fixtures import IndexFixtures, chunk, record, save, with_chunks
 
@@ -18,13 +19,12 @@ from .index_fixtures import IndexFixtures, chunk, record, save, with_chunks
 class IndexQuerySuite(IndexFixtures):
     """How checkpoints and jobs are found."""
 
-    # get, read, latest, list
+    # get, read, list
 
     def test_what_is_unknown_is_not_found(self, index: Index) -> None:
         for ask in (index.get, index.read):
             with pytest.raises(NotFound):
                 ask("nothing_1_00000000")
-        assert index.latest("nothing") is None
         assert index.list("nothing") == []
         assert index.job("nothing") is None
 
@@ -49,13 +49,13 @@ class IndexQuerySuite(IndexFixtures):
         stage = save(index, record(level=CheckpointLevel.STAGE, created_us=9 * 10**15))[0]
         last, bad = save(index, record(created_us=1), record())
         index.update(bad.id, Update(status=CheckpointStatus.CORRUPTED), actor="t")
-        latest = index.latest("job")
-        assert latest is not None
-        assert latest[0].id == last.id  # by number, not by clock (I4)
-        at_level = index.latest("job", CheckpointLevel.STAGE)
-        assert at_level is not None
-        assert at_level[0].id == stage.id
-        assert index.latest("job", CheckpointLevel.PIPELINE) is None
+        assert [c.id for c in index.list("job", NEWEST_INTACT)] == [last.id]  # by number, not by clock (I4)
+        assert [c.id for c, _ in index.list_stored("job", NEWEST_INTACT)] == [last.id]
+        at_level = replace(NEWEST_INTACT, level=CheckpointLevel.STAGE)
+        assert [c.id for c in index.list("job", at_level)] == [stage.id]
+        assert index.list("job", replace(NEWEST_INTACT, level=CheckpointLevel.PIPELINE)) == []
+        assert [c.id for c in index.list("job", Selection(is_intact=True, after=0))] == [stage.id, last.id]
+        assert bad.id in [c.id for c in index.list("job")]
 
     def test_a_generation_ends_with_every_change(self, index: Index, tenant: Index) -> None:
         (saved,) = save(index, record(tags={"a": "b"}))
@@ -70,7 +70,7 @@ class IndexQuerySuite(IndexFixtures):
         for change in changes:
             before = index.generation()
             assert index.generation() == before
-            index.latest("job")
+            index.list_stored("job", NEWEST_INTACT)
             assert index.generation() == before
             change()
             assert before is None or index.generation() != before

@@ -155,18 +155,18 @@ class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexReco
         parent = CheckpointId("before_1_00000000")
         assert save(index, record(seq=9, parent=parent))[0].parent == parent
 
-    def test_find_next_reads_ahead(self, index: Index, tenant: Index) -> None:
-        assert index.find_next("job", 0, 10) == {}
+    def test_find_reads_ahead_in_a_range(self, index: Index, tenant: Index) -> None:
+        assert index.find("job", range(1, 11)) == {}
         saved = save(index, *(record(idempotency_key=f"k{n}" if n % 2 else None) for n in range(10)))
         save(index, record("other", idempotency_key="elsewhere"))
         save(tenant, record(idempotency_key="of the tenant"))
         job = saved[0].job
-        ahead = index.find_next(job, 0, 100)
+        ahead = index.find(job, range(1, 101))
         assert list(ahead) == ["k1", "k3", "k5", "k7", "k9"]
         assert ahead["k5"] == index.find(job, ["k5"])["k5"]
-        assert list(index.find_next(job, saved[3].seq, 4)) == ["k5", "k7"]
-        assert index.find_next(job, saved[-1].seq, 1 << 40) == {}
-        assert index.find_next("unknown", 0, 10) == {}
+        assert list(index.find(job, range(saved[3].seq + 1, saved[3].seq + 5))) == ["k5", "k7"]
+        assert index.find(job, range(saved[-1].seq + 1, 1 << 40)) == {}
+        assert index.find("unknown", range(1, 11)) == {}
 
     def test_threads_with_one_idempotency_key_save_once(self, index: Index) -> None:
         with ThreadPoolExecutor(8) as pool:

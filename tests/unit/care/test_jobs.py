@@ -52,7 +52,7 @@ def test_what_is_deleted_while_a_job_is_copied_is_left_out(store: CheckpointMana
     parent = store.save("above", "step", 0)
     store.save("a", "step", 1)
     source = store.save("a", "step", b"2" * 100_000, parent=parent)
-    with gate_after(store.store, method) as gate:
+    with gate_after(store.catalogue, method) as gate:
         copying = Background(store.copy, "a", "new")
         gate.wait_until_reached()
         assert store.delete(job, parent if job == "above" else source)

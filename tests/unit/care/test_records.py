@@ -52,7 +52,7 @@ def test_ancestors_of_what_a_run_needs_stay_in_other_jobs(store: kedge.Checkpoin
 def test_a_policy_that_names_a_run_is_followed(store: kedge.CheckpointManager) -> None:
     calls: list[str] = []
     finished(store, calls)
-    assert "would run again" in needed_for(store.store, "nightly")
+    assert "would run again" in needed_for(store.catalogue, "nightly")
     assert store.cleanup("nightly", keep_last=1) > 0
     finished(store, calls)
     assert calls == ["a", "b", "a", "b"]
@@ -60,4 +60,4 @@ def test_a_policy_that_names_a_run_is_followed(store: kedge.CheckpointManager) -
 
 def test_a_job_of_the_user_is_needed_for_nothing(store: kedge.CheckpointManager) -> None:
     store.save("own", "step", {}, tags={"kind": "run"})  # the tag alone makes no run
-    assert needed_for(store.store, "own") == needed_for(store.store, "unknown") == ""
+    assert needed_for(store.catalogue, "own") == needed_for(store.catalogue, "unknown") == ""

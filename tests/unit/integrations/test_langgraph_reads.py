@@ -154,7 +154,7 @@ def test_what_others_change_is_seen_at_once(thread: tuple[Path, list[Any]], is_m
                 other.manager.save(f"elsewhere-{n % 3}", "step", n)
             assert saver.get_tuple(CONFIG).pending_writes == [("task", "n", 2)]  # type: ignore[union-attr]
             (last,) = saver.checkpoints(CONFIG, limit=1)
-            stored, _ = saver.manager.store.read(last.id)
+            stored, _ = saver.manager.catalogue.read(last.id)
             other.manager.store.index.mark(  # type: ignore[attr-defined]
                 [Seen(stored, missing=[bytes(32)])], CheckpointStatus.CORRUPTED, actor="t"
             )

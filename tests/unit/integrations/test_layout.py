@@ -149,7 +149,7 @@ def test_a_long_conversation_is_read_from_few_chunks(store: kedge.CheckpointMana
     for n in range(300):
         items = [*items, HumanMessage(text(rnd, 1000), id=f"{n}")]
         head = put(saver, head, items)
-    assert len([*store.store.contents(store.store.read(store.list("thread:t")[-1].id)[1])]) < 150
+    assert len([*store.store.contents(store.catalogue.read(store.list("thread:t")[-1].id)[1])]) < 150
     found = KedgeSaver(store).get_tuple(CONFIG)
     assert found is not None
     assert found.checkpoint["channel_values"]["items"] == items

@@ -108,7 +108,7 @@ def test_newest_first_in_pages(store: KedgeStore) -> None:
 def test_stopped_between_saving_and_deleting_the_new_value_counts(store: KedgeStore) -> None:
     store.put(("a",), "k", {"n": 1})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.manager.store, "delete", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(store.manager.catalogue, "delete", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             store.put(("a",), "k", {"n": 2})
     assert store.get(("a",), "k").value == {"n": 2}  # type: ignore[union-attr]

@@ -58,7 +58,7 @@ def test_a_deletion_beside_a_version_that_was_left_behind_is_seen(stores: Stores
     assert len(shown(ours)) == 2
     theirs.delete(("a",), "k")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(theirs.manager.store, "delete", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(theirs.manager.catalogue, "delete", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             theirs.put(("a",), "l", {"n": 2})
     assert len(ours.manager.list("memory:a")) == 2
@@ -90,13 +90,13 @@ def test_a_deletion_is_seen_although_a_version_goes_while_the_rest_is_read(
     theirs.manager.pin(older, False)
     theirs.delete(("a",), "k")
     assert len(theirs.manager.list("memory:a")) == 2  # of "l"
-    read = ours.manager.store.list_stored
+    read = ours.manager.catalogue.list_stored
 
     def interrupted(*args: Any, **options: Any) -> Any:
         theirs.manager.delete("memory:a", older)
         return read(*args, **options)
 
-    monkeypatch.setattr(ours.manager.store, "list_stored", interrupted)
+    monkeypatch.setattr(ours.manager.catalogue, "list_stored", interrupted)
     assert shown(ours) == [("l", {"n": 2})]
 
 

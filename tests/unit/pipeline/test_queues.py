@@ -338,7 +338,7 @@ def test_a_worker_that_dies_behind_the_end_of_a_run_leaves_nothing_to_repeat(
         raise kedge.StorageError("killed here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.store, "delete", die)
+        patch.setattr(store.catalogue, "delete", die)
         worker = Worker(store, ["q"], {"work": work})
         thread = threading.Thread(target=worker.serve)
         thread.start()
@@ -363,8 +363,8 @@ def test_a_run_is_completed_and_its_entry_and_lease_end_in_one_transaction(
         raise kedge.StorageError("not by itself")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.store, "delete", die)
-        patch.setattr(store.store, "release_lease", die)
+        patch.setattr(store.catalogue, "delete", die)
+        patch.setattr(store.catalogue, "release_lease", die)
         serve(store, work)
     assert (len(queue), handle.result(0)) == (0, 7)
     done = [event.action for event in store.events(limit=100) if event.job != queue_job(RECOVERY) + ":workers"]

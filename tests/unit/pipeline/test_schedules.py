@@ -128,7 +128,7 @@ def test_a_worker_that_dies_in_the_middle_leaves_one_schedule(
         raise kedge.StorageError("killed here")
 
     with monkeypatch.context() as patch, pytest.raises(kedge.StorageError):
-        patch.setattr(store.store, "delete", die)
+        patch.setattr(store.catalogue, "delete", die)
         schedules.fire(store, record)
     assert len(store.list(schedule_job("q"))) == 2
     schedules.fire(store, record)

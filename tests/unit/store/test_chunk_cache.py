@@ -32,9 +32,8 @@ def stored() -> tuple[Index, Looked, list[bytes], str]:
     store = manager.store
     blobs = store.blobs = Looked()
     manager.save("job", "step", {"a": os.urandom(200_000)})
-    found = store.index.latest("job")
-    assert found is not None
-    digests = list(store.contents(found[1]))
+    ((_, packed),) = store.index.list_stored("job")
+    digests = list(store.contents(packed))
     (pack,) = {chunk.pack for chunk in store.index.locate(digests).values()}
     return store.index, blobs, digests, pack
 
@@ -90,9 +89,8 @@ def test_a_pack_that_is_a_file_here_is_always_looked_at(tmp_path: object) -> Non
         state = {"a": os.urandom(200_000)}
         manager.save("job", "one", state)
         chunks = manager.store._known
-        found = manager.store.index.latest("job")
-        assert found is not None
-        digests = list(manager.store.contents(found[1]))
+        ((_, packed),) = manager.store.index.list_stored("job")
+        digests = list(manager.store.contents(packed))
         chunks.check_packs(digests)
         (pack,) = {chunk.pack for chunk in manager.store.index.locate(digests).values()}
         path = manager.store.blobs.file_of(pack)

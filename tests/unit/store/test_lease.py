@@ -30,8 +30,8 @@ def test_a_renewal_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, er
                 raise refusals.pop()
             renewed.set()
 
-        monkeypatch.setattr(store.store, "renew_lease", renew)
-        with hold(store.store, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
+        monkeypatch.setattr(store.catalogue, "renew_lease", renew)
+        with hold(store.catalogue, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
             wait_for(renewed.is_set, "nobody renews it any more")
     assert refusals == []
 
@@ -41,14 +41,14 @@ def test_nobody_renews_what_was_lost_or_given_back(monkeypatch: pytest.MonkeyPat
         raise LeaseLost("somebody else has it")
 
     with kedge.open("memory:") as store:
-        with hold(store.store, JOB, ttl_s=60):
+        with hold(store.catalogue, JOB, ttl_s=60):
             assert not is_renewing()  # it is not due yet
             with pytest.raises(LeaseHeld):
                 store.take_lease(JOB, "other", 60)
-        with hold(store.store, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
+        with hold(store.catalogue, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
             wait_for(is_renewing, "nobody renews it")
         assert not is_renewing()
         store.break_lease(store.take_lease(JOB, "other", 60))
-        monkeypatch.setattr(store.store, "renew_lease", lost)
-        with hold(store.store, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
+        monkeypatch.setattr(store.catalogue, "renew_lease", lost)
+        with hold(store.catalogue, JOB, ttl_s=0.1):  # lease: nobody else wants it when it ends
             wait_for(lambda: not is_renewing(), "it is still renewed")

@@ -109,7 +109,7 @@ def test_in_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own leases are renewed; one that its parent holds ends there, whoever waited for what when it forked."""
     with kedge.open("memory:") as store:
         take = partial(store.take_lease, "parent", "parent", 60)
-        with hold_taken(store.store, take) as holding, renewal.renewals()._changed:
+        with hold_taken(store.catalogue, take) as holding, renewal.renewals()._changed:
             child = os.fork()
             if not child:
                 status = 1
@@ -124,6 +124,6 @@ def test_in_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
 def is_renewed_in_child(store: kedge.CheckpointManager, inherited: Holding, monkeypatch: pytest.MonkeyPatch) -> bool:
     inherited.end()
     is_renewed = threading.Event()
-    monkeypatch.setattr(store.store, "renew_lease", lambda _: is_renewed.set())
-    with hold(store.store, "child", ttl_s=0.1):  # lease: nobody else wants it when it ends
+    monkeypatch.setattr(store.catalogue, "renew_lease", lambda _: is_renewed.set())
+    with hold(store.catalogue, "child", ttl_s=0.1):  # lease: nobody else wants it when it ends
         return is_renewed.wait(60)

@@ -128,7 +128,7 @@ def test_a_run_made_from_an_earlier_one_is_the_same_run(data: st.DataObject) -> 
 
 def test_each_height_is_read_at_once(store: kedge.CheckpointManager) -> None:
     items = texts(300)
-    checkpoint, packed = store.store.read(save(store, items).id)
+    checkpoint, packed = store.catalogue.read(save(store, items).id)
     parts = parts_of(packed)
     assert parts is not None
     heights = [part[0] for part in parts if isinstance(part, tuple)]

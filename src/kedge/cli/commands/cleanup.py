@@ -84,7 +84,7 @@ def cleanup_command(
             session.answer({"job": job, "policy": None}, f"{style(job, 'id')} no longer has a policy of its own")
             return
         policy = _policy(rules, stored)
-        if job is not None and (needed := needed_for(manager.store, job)):
+        if job is not None and (needed := needed_for(manager.catalogue, job)):
             click.echo(style("warning:", "warn") + f" {job} is {needed}", err=True)
         if job is not None and is_set:
             manager.set_retention(job, policy)

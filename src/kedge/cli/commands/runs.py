@@ -348,7 +348,7 @@ def delete_command(session: Session, run: str, is_applied: bool) -> None:
     with session.open() as manager:
         summary = find_run(manager, run)
         if not is_applied:
-            job = manager.store.job(run)
+            job = manager.catalogue.job(run)
             count = 0 if job is None else job.checkpoints
             text = f"would delete run {run} ({summary.status}, {count_of(count, 'record')}); run it again with --apply"
             session.answer({"run": run, "deleted": 0}, text)

@@ -21,7 +21,7 @@ NAMESPACE_GENERATIONS = 1000
 def keep_within(manager: CheckpointManager, key: str) -> None:
     """Called before a generation of `key` is saved; Conflict when it would be the first of one too many."""
     job = snapshot.job_of("container", key)
-    known = manager.store.job(job)
+    known = manager.catalogue.job(job)
     namespace, plus, _ = key.partition("+")
     if plus and (known is None or not known.checkpoints):
         most = whole_number("KEDGE_NAMESPACE_GENERATIONS", NAMESPACE_GENERATIONS)

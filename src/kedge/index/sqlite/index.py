@@ -40,7 +40,7 @@ from .writes import MAX_JOBS
 
 T = TypeVar("T")
 
-_IN_PLACE = frozenset({"events", "find", "find_next", "generation", "get", "job", "latest", "list_stored", "read"})
+_IN_PLACE = frozenset({"events", "find", "generation", "get", "job", "list_stored", "read"})
 _LOOK_EVERY_S = 0.1  # for events of other processes
 
 

@@ -11,16 +11,18 @@ from itertools import islice
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import get_checkpoint_id
 
+from kedge.blobs.sheltered import together
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, own_copy
-from kedge.ports import Selection
+from kedge.ports import NEWEST_INTACT, Selection
 from kedge.store.request import Request, branch_listed, request_again
 
 from . import names
 from .recent import Recent
 from .record import address_of, filterable, graph_metadata, own_metadata
 
+_NEWEST_STEP = replace(NEWEST_INTACT, level=CheckpointLevel.STEP)
 _PAGE = 64
 _FEW = 8
 _SMALL_BYTES = 1 << 18  # of rows that are remembered
@@ -43,7 +45,7 @@ def read(manager: CheckpointManager, recent: Recent, job: str, checkpoint_id: st
 
 def _look(manager: CheckpointManager, job: str, checkpoint_id: str | None) -> tuple[Reading | None, int]:
     if checkpoint_id is None:
-        stored = manager.store.latest(job, CheckpointLevel.STEP)
+        stored = next(iter(manager.catalogue.list_stored(job, _NEWEST_STEP)), None)
         seq = 0 if stored is None else stored[0].seq
     else:
         stored = _read(manager, names.id_of(job, checkpoint_id))
@@ -70,7 +72,7 @@ def read_pages(
         if len(first) >= most:
             return
         pages = _read_pages(manager, job, None, {}, None, most, below=first[-1].stored[0].seq)
-    while (page := manager.store.together(partial(next, pages, None))) is not None:
+    while (page := together(manager.catalogue, partial(next, pages, None))) is not None:
         yield page
 
 
@@ -93,7 +95,7 @@ def _read_pages(
     size = min(most or _PAGE, _PAGE)
     if checkpoint_id is None and before is None and not filterable(filter):
         wanted = Selection(level=CheckpointLevel.STEP, limit=size, before=below)
-        while page := manager.store.list_stored(job, wanted):
+        while page := manager.catalogue.list_stored(job, wanted):
             yield _with_writes(manager, job, page[::-1])
             wanted = replace(wanted, before=page[0][0].seq)
         return
@@ -110,7 +112,7 @@ def read_ancestors(
     job, page, size = stored[0].job, {}, _FEW
     while (parent := parent_of(stored)) is not None:
         if parent not in page:
-            page = manager.store.together(partial(_page_of, manager, job, parent, stored[0].seq, size))
+            page = together(manager.catalogue, partial(_page_of, manager, job, parent, stored[0].seq, size))
             size = min(2 * size, _PAGE)
             if parent not in page:
                 return
@@ -120,14 +122,14 @@ def read_ancestors(
 
 def _page_of(manager: CheckpointManager, job: str, wanted: CheckpointId, before: int, size: int) -> dict[str, Reading]:
     """Checkpoints up to `wanted`, by ID; none if that was deleted."""
-    rows = manager.store.list_stored(job, Selection(level=CheckpointLevel.STEP, limit=size, before=before))
+    rows = manager.catalogue.list_stored(job, Selection(level=CheckpointLevel.STEP, limit=size, before=before))
     if all(stored[0].id != wanted for stored in rows):  # a fork: it stands further before
         parent = _read(manager, wanted)
         if parent is None:
             return {}
         before = parent[0].seq
         rows = [
-            *manager.store.list_stored(job, Selection(level=CheckpointLevel.STEP, limit=size, before=before)),
+            *manager.catalogue.list_stored(job, Selection(level=CheckpointLevel.STEP, limit=size, before=before)),
             parent,
         ]
     return {reading.stored[0].id: reading for reading in _with_writes(manager, job, rows)}
@@ -135,14 +137,14 @@ def _page_of(manager: CheckpointManager, job: str, wanted: CheckpointId, before:
 
 def _with_writes(manager: CheckpointManager, job: str, page: Sequence[Stored]) -> list[Reading]:
     writes: dict[str, list[Stored]] = {names.plain_id(stored[0].id): [] for stored in page}
-    for stored in manager.store.list_stored(job, Selection(tags={"of": [*writes]})) if writes else ():
+    for stored in manager.catalogue.list_stored(job, Selection(tags={"of": [*writes]})) if writes else ():
         writes[stored[0].tags["of"]].append(stored)
     return [Reading(stored, writes[names.plain_id(stored[0].id)]) for stored in page]
 
 
 def _read(manager: CheckpointManager, checkpoint_id: CheckpointId) -> Stored | None:
     try:
-        return manager.store.read(checkpoint_id)
+        return manager.catalogue.read(checkpoint_id)
     except NotFound:
         return None  # deleted meanwhile
 

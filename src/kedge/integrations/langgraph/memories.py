@@ -32,6 +32,7 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
+from kedge.blobs.sheltered import together
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.integrations.opened import Opened, in_thread
 from kedge.manager import CheckpointManager
@@ -74,7 +75,7 @@ class KedgeStore(Opened, BaseStore):
         self.ttl_config = ttl
         self._meaning = None if index is None else Meaning(index)
         self._recall = Recall(self.manager)
-        self._recent = Recent(self.manager.store)
+        self._recent = Recent(self.manager.catalogue)
         self._namespaces: dict[str, Namespace] = {}  # of jobs
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
@@ -130,7 +131,7 @@ class KedgeStore(Opened, BaseStore):
                 state["vectors"] = self._meaning.vectors(op.value, op.index)
             self.manager.save(job, "item", state, tags=tag, metadata=metadata)
         if gone := [checkpoint.id for checkpoint in older if not checkpoint.is_pinned]:
-            self.manager.store.delete(gone, actor=self.manager.actor)
+            self.manager.catalogue.delete(gone, actor=self.manager.actor)
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
         wanted, last = Filter(op.filter or {}), op.offset + op.limit
@@ -154,7 +155,7 @@ class KedgeStore(Opened, BaseStore):
     def _fitting(self, entries: Iterator[Entry], wanted: Filter, most: int) -> Iterator[Loaded]:
         """Rows whose items fit, with their states, read as far as the caller goes."""
         size = min(max(most, 1), _PAGE)
-        while page := self.manager.store.together(partial(self._load, entries, size)):
+        while page := together(self.manager.catalogue, partial(self._load, entries, size)):
             for row, state in page:
                 if wanted.fits(state["value"]):
                     yield row, state
@@ -173,7 +174,7 @@ class KedgeStore(Opened, BaseStore):
         """Rows whose items fit, with their states and how close they are, the closest first; of the others only the
         vectors are read."""
         fitting: list[tuple[Entry, Vectors]] = []
-        while (page := self.manager.store.together(partial(self._with_vectors, entries, wanted))) is not None:
+        while (page := together(self.manager.catalogue, partial(self._with_vectors, entries, wanted))) is not None:
             fitting += page
         scores = closeness(query, [vectors for _, vectors in fitting])
         order = sorted(range(len(fitting)), key=lambda n: (scores[n] is None, -(scores[n] or 0.0)))

@@ -104,7 +104,7 @@ class Recall:
 
     def find(self, job: str, item: str) -> Entry | None:
         """The newest version of one item, expired or not, as the store has it."""
-        newest = self._manager.store.list_stored(job, Selection(tags={ITEM: [item]}, limit=1))
+        newest = self._manager.catalogue.list_stored(job, Selection(tags={ITEM: [item]}, limit=1))
         return Entry(newest[0]) if newest else None
 
     def _keep(self, job: Job, known: _Known) -> None:
@@ -123,19 +123,19 @@ class Recall:
         several = [*rows]
         for start in range(0, len(several), _PAGE):
             tags = {ITEM: several[start : start + _PAGE]}
-            for row, _ in self._manager.store.list_stored(job.name, Selection(tags=tags)):
+            for row, _ in self._manager.catalogue.list_stored(job.name, Selection(tags=tags)):
                 rows[row.tags[ITEM]].append(row.id)
         count = len(grown.entries) - len(rows) + sum(map(len, rows.values()))
         if count != job.checkpoints or any(grown.entries[item].row.id not in ids[-1:] for item, ids in rows.items()):
             return None
-        now = self._manager.store.job(job.name)
+        now = self._manager.catalogue.job(job.name)
         if now is None or (now.last_seq, now.checkpoints) != (job.last_seq, job.checkpoints):
             return None
         return replace(grown, several=frozenset(item for item, ids in rows.items() if len(ids) > 1))
 
     def _read_behind(self, job: Job, known: _Known) -> _Known:
         entries, newest, several = dict(known.entries), known.newest, set(known.several)
-        while page := self._manager.store.list_stored(job.name, Selection(after=newest, limit=_PAGE)):
+        while page := self._manager.catalogue.list_stored(job.name, Selection(after=newest, limit=_PAGE)):
             for stored in page:
                 entry = Entry(stored)
                 if entries.pop(entry.item, None) is not None:
@@ -150,7 +150,7 @@ class Recall:
         entries = dict(known.entries)
         for start in range(0, len(expired), _PAGE):
             wanted = Selection(tags={ITEM: expired[start : start + _PAGE]})
-            for stored in self._manager.store.list_stored(job.name, wanted):
+            for stored in self._manager.catalogue.list_stored(job.name, wanted):
                 entry = Entry(stored)
                 entries[entry.item] = entry
         looked = replace(known, entries=entries)
@@ -160,7 +160,7 @@ class Recall:
     def _read_backwards(self, job: str) -> Iterator[Entry]:
         seen: set[str] = set()
         before: int | None = None
-        while page := self._manager.store.list_stored(job, Selection(limit=_PAGE, before=before)):
+        while page := self._manager.catalogue.list_stored(job, Selection(limit=_PAGE, before=before)):
             for stored in reversed(page):
                 entry = Entry(stored)
                 if entry.item not in seen:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from kedge.blobs.sheltered import together
 from kedge.errors import Corrupted
-from kedge.store import Store
+from kedge.ports import Catalogue
 
 MOST_RESULTS = 64
 MOST_EVENTS = 64  # looked at to find out which jobs have changed; after more of them, all have
@@ -33,8 +34,8 @@ class Recent:
     Results are shared: nobody may change them.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._view: _View | None = None
         self._results: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
 
@@ -48,7 +49,7 @@ class Recent:
         if known is not None and known[0] == state:
             result: T = known[1]
             return result
-        result = self._store.together(read)
+        result = together(self._catalogue, read)
         if state is not None and is_kept(result):
             self._results[job, key] = state, result
             self._results.move_to_end((job, key))
@@ -58,7 +59,7 @@ class Recent:
 
     def _state_of(self, job: str | None) -> Hashable | None:
         """A value that stays the same only while nothing of the job changes; None where that cannot be told."""
-        generation = self._store.generation()
+        generation = self._catalogue.generation()
         if generation is None or job is None:
             return generation
         view = self._view
@@ -70,11 +71,11 @@ class Recent:
         """Every change of a checkpoint is an event of its job, or of no job: then all jobs may have changed."""
         try:
             if view is not None:
-                events = self._store.events(view.newest, MOST_EVENTS)
+                events = self._catalogue.events(view.newest, MOST_EVENTS)
                 changed = {**view.changed, **{event.job: event.id for event in events if event.job is not None}}
                 if len(events) < MOST_EVENTS >= len(changed) and all(event.job is not None for event in events):
                     return _View(generation, events[-1].id if events else view.newest, view.since, changed)
-            newest = self._store.events(limit=1, newest=True)
+            newest = self._catalogue.events(limit=1, newest=True)
         except Corrupted:
             return _View(generation, 0, generation)
         number = newest[0].id if newest else 0

@@ -63,10 +63,10 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         super().__init__(store)
         by_name.allow(*allow)
         by_name.allow_own_modules()
-        self._piece_bytes = self.manager.store.row_bytes
+        self._piece_bytes = self.manager.catalogue.row_bytes
         self._memory = Memory()
         self._reader = Reader(self.manager, self._memory, self._piece_bytes)
-        self._recent = Recent(self.manager.store)
+        self._recent = Recent(self.manager.catalogue)
         self._writing = Writing()
         self._turns: dict[str, Lease] = {}
 
@@ -113,7 +113,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         until = time.monotonic() + wait_s
         while True:
             try:
-                self._turns[job] = stack.enter_context(lease.hold(self.manager.store, job, ttl_s=30))
+                self._turns[job] = stack.enter_context(lease.hold(self.manager.catalogue, job, ttl_s=30))
                 stack.callback(self._turns.pop, job)
                 return
             except LeaseHeld:
@@ -339,7 +339,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
 
     def _delete(self, job: str, ids: Sequence[str]) -> None:
         if ids:
-            self.manager.store.delete(ids, actor=self.manager.actor)
+            self.manager.catalogue.delete(ids, actor=self.manager.actor)
         self._memory.forget(job)
 
     # The same for asyncio

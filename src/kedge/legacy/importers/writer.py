@@ -143,7 +143,7 @@ class Writer:
         known = {
             (job, key): checkpoint
             for job, of_job in keys.items()
-            for key, (checkpoint, _) in self._store.find(job, of_job).items()
+            for key, (checkpoint, _) in self._store.catalogue.find(job, of_job).items()
         }
         new: dict[tuple[str, str], _Ready] = {}
         for ready in batch:

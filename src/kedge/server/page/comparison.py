@@ -64,7 +64,7 @@ async def compare(
             old, new = new, old
         most = _SEARCHED if only else start + _CHANGES
         local = local_store(store.store, "comparing")
-        diff = compared(local, local.read(old.id), local.read(new.id), max_changes=most)
+        diff = compared(local, local.catalogue.read(old.id), local.catalogue.read(new.id), max_changes=most)
         wanted = _wanted(diff.changes, only)
         return {
             "old": old,

@@ -244,7 +244,7 @@ async def change_chosen(
         if foreign := next((entry for entry in chosen if entry.job != job), None):
             raise NotFound(f"job {job} has no checkpoint {foreign.id}", hint="choose again on the page of the job")
         if do == "delete":
-            store.store.delete([entry.id for entry in chosen], actor=store.actor)
+            store.catalogue.delete([entry.id for entry in chosen], actor=store.actor)
             return "deleted"
         name, _, value = tag.strip().partition("=")
         for entry in chosen:

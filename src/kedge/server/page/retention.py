@@ -109,7 +109,7 @@ def _previewed(
     request: Request, store: CheckpointManager, rules: Mapping[str, str], job: str | None
 ) -> dict[str, object]:
     """What the rules would delete, or what is wrong with them."""
-    warning = needed_for(store.store, job) if job is not None else ""
+    warning = needed_for(store.catalogue, job) if job is not None else ""
     facts: dict[str, object] = {"plan": None, "problem": "", "warning": warning, "following": ""}
     if not rules:
         return facts

@@ -46,7 +46,7 @@ class RunMemory:
         self._lock = Lock()
 
     def records(self, store: CheckpointManager, key: str) -> RunRecords:
-        job = store.store.job(parse_name("run key", key))  # before the records: what comes meanwhile is read next time
+        job = store.catalogue.job(parse_name("run key", key))  # before the records: what comes meanwhile is next
         state = (job.created_at, job.last_seq, job.checkpoints) if job is not None else None
         place = (store.namespace, key)
         with self._lock:

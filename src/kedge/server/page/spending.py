@@ -71,7 +71,7 @@ class Spending:
             return self._facts(span)
 
     def _read(self, store: CheckpointManager) -> None:
-        job = store.store.job(CALLS)
+        job = store.catalogue.job(CALLS)
         deleted = 0 if job is None else job.last_seq - job.checkpoints
         if deleted != self._deleted:
             self.models, self.runs, self.minutes = _Bills(), _Bills(), {}

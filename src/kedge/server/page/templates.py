@@ -239,7 +239,7 @@ def pretty(value: object) -> str:
 
 
 def find_job(store: CheckpointManager, name: str) -> Job:
-    job = store.store.job(parse_name("job", name))  # also one that has no checkpoints left
+    job = store.catalogue.job(parse_name("job", name))  # also one that has no checkpoints left
     if job is None:
         raise NotFound(f"there is no job {name}", hint="it may have been misspelt; the list of jobs shows all")
     return job

@@ -84,7 +84,7 @@ async def find_keys(
     """What was saved under idempotency keys: under these, or under any among the next sequence numbers."""
 
     def find(store: CheckpointManager) -> list[dict[str, object]]:
-        stored = store.store.find(job, key) if key else store.store.find_next(job, after, limit)
+        stored = store.catalogue.find(job, key or range(after + 1, after + 1 + limit))
         above = [(name, checkpoint) for name, (checkpoint, _) in stored.items() if checkpoint.seq > after]
         return [{"key": name, "checkpoint": checkpoint.to_json()} for name, checkpoint in above]
 

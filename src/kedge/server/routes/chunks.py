@@ -58,7 +58,7 @@ async def get_manifest(access: Reads, checkpoint_id: Annotated[schemas.Checkpoin
     """A checkpoint with its manifest, which names the chunks of its state."""
 
     def read(store: CheckpointManager) -> bytes:
-        checkpoint, packed = store.store.read(checkpoint_id)
+        checkpoint, packed = store.catalogue.read(checkpoint_id)
         store.counters["loads"] += 1
         store.counters["loaded_bytes"] += checkpoint.size_bytes
         key, request_digest = local_of(access).index.keys_of([checkpoint_id]).get(checkpoint_id, (None, b""))

@@ -97,14 +97,14 @@ async def verify_audit(
 @router.post("/jobs/{job}/lease", status_code=201, response_model=schemas.Lease)
 async def take_lease(access: Writes, job: schemas.Name, wish: schemas.TakeLease) -> object:
     """The right to write a job, for a while; a conflict while somebody else has it. Renew it in time."""
-    return asdict(await access.ask(lambda store: store.store.acquire_lease(job, wish.holder, wish.ttl_s)))
+    return asdict(await access.ask(lambda store: store.catalogue.acquire_lease(job, wish.holder, wish.ttl_s)))
 
 
 @router.put("/jobs/{job}/lease", status_code=204, response_class=Response)
 async def renew_lease(access: Writes, job: schemas.Name, wish: schemas.LeaseToken) -> Response:
     """Extend a lease; a conflict when it was released or taken over."""
     lease = Lease(job, wish.token, default_holder(), wish.ttl_s)
-    await access.ask(lambda store: store.store.renew_lease(lease))
+    await access.ask(lambda store: store.catalogue.renew_lease(lease))
     return Response(status_code=204)
 
 

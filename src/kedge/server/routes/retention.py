@@ -42,9 +42,9 @@ async def set_retention(access: Writes, job: schemas.Name, wish: schemas.SetRete
     policy = None if wish.policy is None else _policy(wish.policy)
 
     def change(store: CheckpointManager) -> Job:
-        if store.store.job(job) is not None:
+        if store.catalogue.job(job) is not None:
             store.set_retention(job, policy)
-        if (changed := store.store.job(job)) is None:
+        if (changed := store.catalogue.job(job)) is None:
             raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
         return changed
 
