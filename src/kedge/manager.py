@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import getpass
 import os
-import re
 import warnings
 import weakref
 from collections import Counter
@@ -41,7 +40,7 @@ from .store.methods import ReadingManager
 from .store.received import Received
 from .store.request import Request, parse_request, request_again
 from .store.rope import PartedTree
-from .urls import FORMS, Lock, find_lock, needing, open_store
+from .urls import FORMS, Lock, default_url, find_lock, needing, open_store, without_secrets
 
 if TYPE_CHECKING:
     from .aio import AsyncView
@@ -154,8 +153,9 @@ class CheckpointManager(ReadingManager, CaringManager):
 
     def save_request(self, request: Request, state: object) -> CheckpointId:
         """Save `state` as a parsed request says."""
-        self._session.background.drain()  # the newest save is the one that was asked for last
-        self._session.background.raise_unseen()
+        if self._session.background.is_used:
+            self._session.background.drain()  # the newest save is the one that was asked for last
+            self._session.background.raise_unseen()
         return self.commit(request, codec.encode(state)).id
 
     def save_many(self, saves: Sequence[Save]) -> list[Checkpoint | BaseException]:
@@ -220,10 +220,10 @@ class CheckpointManager(ReadingManager, CaringManager):
         self, request: Request, encoded: codec.Encoded | PartedTree | Received
     ) -> tuple[Checkpoint, CheckpointError | None]:
         self._check_open()
-        self._session.background.drain()  # an interrupted save_async may have got there meanwhile
+        if self._session.background.is_used:
+            self._session.background.drain()  # an interrupted save_async may have got there meanwhile
         checkpoint = self._opened[0].save(request, encoded, actor=self.actor)
-        is_first = request.provided is not None and request.provided.takes is not None
-        return checkpoint, self._retain(checkpoint, is_first=is_first)
+        return checkpoint, self._retain(checkpoint, is_first=bool(request.provided and request.provided.takes))
 
     def _retain(self, checkpoint: Checkpoint, *, is_first: bool = False) -> CheckpointError | None:
         try:
@@ -419,15 +419,6 @@ class CheckpointManager(ReadingManager, CaringManager):
     def _check_open(self) -> None:
         if self._session.is_closed:
             raise Conflict(f"{self!r} is closed", hint="open it again with kedge.open()")
-
-
-def without_secrets(url: str) -> str:
-    return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1…", re.sub(r"//[^@/]*@", "//", url))
-
-
-def default_url() -> str:
-    """Where the store is when nobody says."""
-    return os.environ.get("KEDGE_STORE") or ".kedge"
 
 
 def actor_here() -> str:

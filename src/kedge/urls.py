@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -394,3 +395,12 @@ def needing(module: str, *, extra: str) -> Iterator[None]:
         if error.name != module:
             raise
         raise Validation(f"this store needs {module}", hint=install_hint(extra)) from error
+
+
+def without_secrets(url: str) -> str:
+    return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1…", re.sub(r"//[^@/]*@", "//", url))
+
+
+def default_url() -> str:
+    """Where the store is when nobody says."""
+    return os.environ.get("KEDGE_STORE") or ".kedge"

@@ -8,7 +8,7 @@ import pytest
 
 import kedge
 from kedge import urls
-from kedge.manager import without_secrets
+from kedge.urls import without_secrets
 from tests.parts import require
 
 

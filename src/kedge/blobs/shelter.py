@@ -5,6 +5,9 @@ handler that saves waits for ever for a lock of its own thread; if the handler r
 stays half-done. So the main thread holds no lock and changes no state of a store: it hands over what it wants
 done, and waits. A handler that comes meanwhile can do the same.
 
+Whole ports are `guarded` so, but for the methods that they name in their `in_place`: these hold no lock and change
+nothing, wherever they are interrupted.
+
 What interrupts the waiting is raised when the call has ended, which it is told to do (`give_up_if_abandoned`), so that
 nothing happens behind the caller's back; after `PATIENCE_S` at most.
 """
@@ -15,7 +18,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -212,3 +215,63 @@ def _serve(queue: SimpleQueue[Callable[[], None] | None], serving: threading.Loc
             call()
             del call  # nothing it refers to lives on until the next one comes
     queue.put(None)
+
+
+def guarded(port: T) -> T:
+    """The same index, blobs or writer. Wherever it is called from, an interrupt leaves no lock held in it."""
+    return port if isinstance(port, _Guarded) else cast(T, _Guarded(port))
+
+
+def together(port: object, read: Callable[[], T]) -> T:
+    """`read()`, which asks a port several times: if each call were to run in another thread, all of it runs there."""
+    is_elsewhere = type(port) is _Guarded and "read" not in getattr(port, "in_place", ())
+    return run(read) if is_elsewhere else read()
+
+
+class _Guarded:
+    """Looks like what it guards, also to isinstance."""
+
+    def __init__(self, port: Any) -> None:
+        object.__setattr__(self, "_port", port)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._port)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._port, name)
+        if name.startswith("_") or not callable(value):
+            return value
+        guard = _guard(self._port, name)
+        object.__setattr__(self, name, guard)  # found at once the next time
+        return guard
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """A method that somebody puts in the place of ours is called by who calls this, not by what is guarded."""
+        if name.startswith("_"):
+            setattr(self._port, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+
+def _guard(port: Any, name: str) -> Callable[..., object]:
+    calling = wait_for if name == "wait_for_event" else run
+    is_in_place = name in getattr(port, "in_place", ())
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        function = getattr(port, name)
+        result = function(*args, **kwargs) if is_in_place or not is_exposed() else calling(function, *args, **kwargs)
+        if type(result) is list:  # what a save answers; asking for its interface takes longer
+            return result
+        if name == "writer":
+            return guarded(result)
+        return _steps(result) if isinstance(result, Iterator) else result
+
+    return call
+
+
+def _steps(items: Iterator[Any]) -> Iterator[object]:
+    """A generator works when it is asked for the next item: that too must happen elsewhere."""
+    end = object()
+    while (item := run(next, items, end)) is not end:
+        yield item

@@ -44,6 +44,7 @@ class LocalCare:
         self._url = url
         self._lock = lock
         self._upkeep = Upkeep(store.index)
+        self.after_save = self._upkeep.after_save
 
     # Retention
 
@@ -65,9 +66,6 @@ class LocalCare:
     def set_retention(self, job: str, policy: RetentionPolicy | None, *, actor: str) -> None:
         self._store.index.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
         self._upkeep.set_policy(job, policy)
-
-    def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
-        self._upkeep.after_save(saved, actor=actor, is_first=is_first)
 
     # Health
 

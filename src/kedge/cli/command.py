@@ -71,7 +71,7 @@ class Session(NamedTuple):
         """As they were given; not what the environment or a default says, and no secret."""
         from shlex import join
 
-        from kedge.manager import without_secrets
+        from kedge.urls import without_secrets
 
         words: list[str] = []
         if self.store is not None:
@@ -84,7 +84,7 @@ class Session(NamedTuple):
 
     @property
     def url(self) -> str:
-        from kedge.manager import default_url
+        from kedge.urls import default_url
 
         return self.store or default_url()
 

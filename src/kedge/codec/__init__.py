@@ -59,7 +59,6 @@ None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kedge.chunks import DeviceMemory
 from kedge.errors import Validation
@@ -67,7 +66,7 @@ from kedge.ports import Buffer
 
 from . import deep, plain, summaries  # noqa: F401 - they enter their kinds
 from .decoder import Unpacker, load
-from .encoder import pack_state
+from .encoder import Encoded, encode
 from .kinds import (
     MAX_DEPTH,
     PART_DEPTH,
@@ -91,29 +90,6 @@ __all__ = [
 ]  # fmt: skip
 
 CODEC = "kedge1"
-
-
-@dataclass(slots=True)
-class Encoded:
-    """A state as bytes. The buffers are views of the state's own memory: store them before it changes.
-
-    Nobody changes this itself; freezing it would make each small save slower.
-    """
-
-    tree: bytes
-    buffers: list[Source]  # in the order the tree numbers them: memoryviews ("B", one dimension), or chunked
-    is_private: bool = False  # the buffers are copies that nobody changes
-
-
-def encode(state: object, *, out_of_band_bytes: int = 4096, by_name: bool = False) -> Encoded:
-    """The tree and buffers of `state`; byte strings and arrays from `out_of_band_bytes` on become buffers.
-
-    With `by_name`, classes that are not registered are saved by the name they have, where they can be (`by_name`).
-
-    Buffers are not copied, except arrays that are not contiguous. Raises UnsupportedType naming the path of what
-    cannot be saved exactly, a cycle, or more than MAX_DEPTH levels.
-    """
-    return Encoded(*pack_state(state, out_of_band_bytes, is_by_name=by_name))
 
 
 def decode(

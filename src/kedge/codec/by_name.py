@@ -118,10 +118,10 @@ def _take_exception(error: BaseException) -> object:
 
 
 def _can_save(value: object) -> bool:
-    from .encoder import pack_state
+    from .encoder import encode
 
     try:
-        pack_state(value, sys.maxsize, is_by_name=True)
+        encode(value, out_of_band_bytes=sys.maxsize, by_name=True)
     except CheckpointError:
         return False
     return True

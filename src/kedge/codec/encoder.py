@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import ormsgpack
@@ -45,6 +46,18 @@ EXACT = (
 )
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _ONLY_STR = frozenset({str})
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A state as bytes. The buffers are views of the state's own memory: store them before it changes.
+
+    Nobody changes this itself; freezing it would make each small save slower.
+    """
+
+    tree: bytes
+    buffers: list[Source]  # in the order the tree numbers them: memoryviews ("B", one dimension), or chunked
+    is_private: bool = False  # the buffers are copies that nobody changes
 
 
 class NeedsCare(Exception):
@@ -265,13 +278,13 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool, is_by_name: bool) -> tuple[bytes, list[Source]]:
+def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool, is_by_name: bool) -> Encoded:
     packer = Packer(out_of_band_bytes, is_careful=is_careful, is_by_name=is_by_name)
     tree = packer.pack_state(state)
     if (shares := packer.shares.found()) is not None:
         packer = Packer(out_of_band_bytes, is_careful=is_careful, is_by_name=is_by_name, shares=shares)
         tree = packer.pack_state(state)
-    return tree, packer.buffers
+    return Encoded(tree, packer.buffers)
 
 
 def _pack_deep(state: object, out_of_band_bytes: int, is_by_name: bool) -> tuple[bytes, list[Source]]:
@@ -280,23 +293,29 @@ def _pack_deep(state: object, out_of_band_bytes: int, is_by_name: bool) -> tuple
     return pack_deep(state, out_of_band_bytes, is_by_name=is_by_name)
 
 
-def pack_state(state: object, out_of_band_bytes: int, *, is_by_name: bool = False) -> tuple[bytes, list[Source]]:
-    """The tree and the buffers of `state`; raises only errors.*."""
+def encode(state: object, *, out_of_band_bytes: int = 4096, by_name: bool = False) -> Encoded:
+    """The tree and buffers of `state`; byte strings and arrays from `out_of_band_bytes` on become buffers.
+
+    With `by_name`, classes that are not registered are saved by the name they have, where they can be (`by_name`).
+
+    Buffers are not copied, except arrays that are not contiguous. Raises UnsupportedType naming the path of what
+    cannot be saved exactly, a cycle, or more than MAX_DEPTH levels.
+    """
     try:
         try:
             if is_native((state,), _SCALARS, PART_DEPTH, out_of_band_bytes):
-                return ormsgpack.packb(state, option=EXACT), []
+                return Encoded(ormsgpack.packb(state, option=EXACT), [])
         except TypeError:  # a key that is no str, or an int or str beyond msgpack
             pass
         try:
             try:
-                return _pack(state, out_of_band_bytes, is_careful=False, is_by_name=is_by_name)
+                return _pack(state, out_of_band_bytes, is_careful=False, is_by_name=by_name)
             except NeedsCare:
-                return _pack(state, out_of_band_bytes, is_careful=True, is_by_name=is_by_name)
+                return _pack(state, out_of_band_bytes, is_careful=True, is_by_name=by_name)
         except TooDeep as problem:
             if problem.is_cycle:
                 raise
-        return _pack_deep(state, out_of_band_bytes, is_by_name)
+        return Encoded(*_pack_deep(state, out_of_band_bytes, by_name))
     except Problem as problem:
         raise problem.typed() from problem.__cause__
     except RecursionError as error:

@@ -128,6 +128,8 @@ class Staged:
 class BackgroundSaves:
     """One thread that commits staged states in the order they were given."""
 
+    is_used = False  # until the first is staged there is nothing to wait for, and nothing has failed
+
     def __init__(self) -> None:
         self._jobs: SimpleQueue[tuple[PendingSave[Any], Callable[[Encoded], object], Staged] | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -145,6 +147,7 @@ class BackgroundSaves:
 
         In the thread of the caller, whose device and stream of an accelerator count; so without locks.
         """
+        self.is_used = True
         is_counted = not shelter.is_exposed()  # where an interrupt can come between, nothing is counted
         if is_counted or not self._is_roomy():
             shelter.wait_for(self._wait_for_room, is_counted)

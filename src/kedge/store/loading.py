@@ -9,6 +9,7 @@ from typing import Protocol
 
 from kedge import codec
 from kedge.chunks import Entry, Reader, Staged, StoredStream, Target, allocate
+from kedge.codec.decoder import load as decode_whole
 from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint
 from kedge.ports import Selection
@@ -116,7 +117,7 @@ class Loading(Store, Protocol):
         manifest = self.open(checkpoint, packed)
         tree = self.tree_of(checkpoint, manifest)
         if not manifest.buffers and only is None and into is None and device is None:
-            return codec.decode(tree, _NO_BUFFERS.__getitem__)
+            return decode_whole(tree, _NO_BUFFERS.__getitem__)
         recent: dict[tuple[int, int], memoryview] = {}
         if mapped:
             return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)

@@ -13,8 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from kedge.blobs.shelter import Turns
-from kedge.blobs.sheltered import guarded
+from kedge.blobs.shelter import Turns, guarded
 from kedge.blobs.workers import Workers
 from kedge.chunks import INLINE_BYTES, WORKERS
 from kedge.errors import Corrupted

@@ -19,7 +19,6 @@ from kedge.ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint, digest_
 from .adoption import taken
 from .chunk_writer import ChunkWriter, settled
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_root, parse_manifest, parse_small, root_of
-from .record import new_record
 from .rope import digests_of, may_be_node, parts_of
 from .streams import TREE_CHUNK_BYTES
 
@@ -199,16 +198,14 @@ class Received:
     ) -> Checkpoint:
         """Save it; SendAgain when it was tried before, because the chunks that came are not here any more."""
         packed = self._packed if self._is_spent else self._spill(self._packed)
-        record = new_record(request, checkpoint_id, created_us, self._size_bytes, packed, content=packed)
+        record = request.record(checkpoint_id, created_us, self._size_bytes, packed, content=packed)
         return self.commit_record(record, distrusted, actor)
 
     def adopt(self, request: Request, fields: Mapping[str, Any], actor: str) -> Checkpoint:
         """Save it as a checkpoint of another store, which has these fields besides; what has its ID here now."""
         if request.checkpoint_id is None or request.created_us is None:
             raise Validation("a copy has an ID and a time", hint="send what kedge.client sends")
-        record = new_record(
-            request, request.checkpoint_id, request.created_us, self._size_bytes, self._packed, content=b""
-        )
+        record = request.record(request.checkpoint_id, request.created_us, self._size_bytes, self._packed, content=b"")
         record = replace(record, **fields)
         try:
             if not self._is_empty():

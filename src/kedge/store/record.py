@@ -6,22 +6,20 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import ormsgpack
 import zstandard
 
-from kedge import codec
 from kedge.blobs.pack_file import header
 from kedge.errors import Corrupted, NotFound
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
+from kedge.model import CheckpointLevel
 from kedge.ports import READABLE, Blobs, BlobWriter, Chunk, Encoding, NewCheckpoint, digest_of, unsupported
 from kedge.version import __version__
 
 from .manifest import COMPRESS_OVER_BYTES, decompress
-from .request import Request
 
 Wrap: TypeAlias = Callable[[bytes], bytes]
 
@@ -41,55 +39,6 @@ _PACKED = {
 }
 _values = attrgetter(*_PACKED)
 _OF_CHUNK = ("digest", "size_bytes", "stored_bytes", "encoding", "pack", "offset")  # and `base`, where there is one
-
-
-def new_record(
-    request: Request, checkpoint_id: CheckpointId, created_us: int, size_bytes: int, packed: bytes, *, content: bytes
-) -> NewCheckpoint:
-    """The index record of a save whose chunks are still to be added.
-
-    `content` is what an idempotency key stands for: bytes that no other version of a compressor makes differently.
-    """
-    key = request.idempotency_key
-    return NewCheckpoint(
-        id=checkpoint_id,
-        job=request.job,
-        step=request.step,
-        level=request.level,
-        created_us=created_us,
-        size_bytes=size_bytes,
-        stored_bytes=len(packed),
-        digest=digest_of(packed),
-        codec=codec.CODEC,
-        schema_version=request.schema_version,
-        manifest=packed,
-        parent=request.parent,
-        tags=request.tags or {},
-        is_pinned=request.is_pinned,
-        metadata_json=request.metadata_json,
-        lease_token=request.lease.token if request.lease else None,
-        idempotency_key=key,
-        takes_key_from=request.takes_key_from,
-        then=request.then,
-        provided=request.provided,
-        request_digest=digest_of(f"{request.level}\0{request.step}\0".encode() + content) if key else b"",
-    )
-
-
-def branch_record(
-    source: Checkpoint,
-    packed: bytes,
-    request: Request,
-    chunks: Iterable[bytes],
-    checkpoint_id: CheckpointId,
-    created_us: int,
-) -> NewCheckpoint:
-    """The record of a checkpoint with the state of `source`, as `request` says; it shares all chunks with `source`."""
-    shared = sorted(set(chunks))
-    record = new_record(request, checkpoint_id, created_us, source.size_bytes, packed, content=b"")
-    return replace(
-        record, codec=source.codec, has_chunks=bool(shared), reused_chunks=shared, request_digest=record.digest
-    )
 
 
 @dataclass(frozen=True, slots=True)

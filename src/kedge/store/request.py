@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from kedge.codec import CODEC
 from kedge.errors import NotFound, Validation
 from kedge.model import (
     Checkpoint,
@@ -20,7 +21,7 @@ from kedge.model import (
     parse_step,
     parse_tags,
 )
-from kedge.ports import NewCheckpoint, Provided, Then
+from kedge.ports import NewCheckpoint, Provided, Then, digest_of
 
 from . import knows
 
@@ -52,6 +53,38 @@ class Request:
     created_us: int | None = None
     then: Then | None = None  # what the save does besides; not over HTTP
     provided: Provided | None = None  # what must be so; over HTTP, nothing is
+
+    def record(
+        self, checkpoint_id: CheckpointId, created_us: int, size_bytes: int, packed: bytes, *, content: bytes
+    ) -> NewCheckpoint:
+        """The index record of the save, whose chunks are still to be added.
+
+        `content` is what an idempotency key stands for: bytes that no other version of a compressor makes differently.
+        """
+        key = self.idempotency_key
+        return NewCheckpoint(
+            id=checkpoint_id,
+            job=self.job,
+            step=self.step,
+            level=self.level,
+            created_us=created_us,
+            size_bytes=size_bytes,
+            stored_bytes=len(packed),
+            digest=digest_of(packed),
+            codec=CODEC,
+            schema_version=self.schema_version,
+            manifest=packed,
+            parent=self.parent,
+            tags=self.tags or {},
+            is_pinned=self.is_pinned,
+            metadata_json=self.metadata_json,
+            lease_token=self.lease.token if self.lease else None,
+            idempotency_key=key,
+            takes_key_from=self.takes_key_from,
+            then=self.then,
+            provided=self.provided,
+            request_digest=digest_of(f"{self.level}\0{self.step}\0".encode() + content) if key else b"",
+        )
 
     def to_json(self) -> Document:
         """The head of a save over HTTP, but its job."""

@@ -49,7 +49,7 @@ from .chunk_writer import ChunkWriter, settled
 from .loading import Loading
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, pack_tree
 from .received import Received
-from .record import Draft, PackRecord, branch_record, new_record, pack_record
+from .record import Draft, PackRecord, pack_record
 from .request import Request
 from .rope import PartedTree, write_parts
 from .streams import (
@@ -241,7 +241,7 @@ class Saving(Loading):
         )
         with settled(writer):
             manifest, packed = self._write_streams(writer, request.job, encoded)
-            record = new_record(request, checkpoint_id, created_us, size_bytes, packed, content=packed)
+            record = request.record(checkpoint_id, created_us, size_bytes, packed, content=packed)
             checkpoint = self.commit(writer, self.finish(writer, record), actor)
         self._remember(request.job, manifest.streams)
         return checkpoint
@@ -265,7 +265,7 @@ class Saving(Loading):
         )
         with settled(writer):
             packed, named = write_parts(tree, writer, lambda digest: writer.name(digest) in self._known)
-            record = new_record(request, checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
+            record = request.record(checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
             record = self.finish(writer, record)
             checkpoint = self.commit(writer, record, actor)
         self._known.remember(map(writer.name, named), record.new_chunks)
@@ -327,7 +327,12 @@ class Saving(Loading):
             ) from None
 
     def _branch(self, source: Stored, request: Request, actor: str) -> Checkpoint:
-        record = branch_record(*source, request, self.chunks(source[1]), *self._identity(request))
+        origin, packed = source
+        shared = sorted(set(self.chunks(packed)))
+        record = request.record(*self._identity(request), origin.size_bytes, packed, content=b"")
+        record = replace(
+            record, codec=origin.codec, has_chunks=bool(shared), reused_chunks=shared, request_digest=record.digest
+        )
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
                 with self.under_current_key(record) as current:
@@ -419,4 +424,4 @@ def _small_record(
     request: Request, encoded: codec.Encoded, checkpoint_id: CheckpointId, created_us: int
 ) -> NewCheckpoint:
     packed = pack_tree(encoded.tree)
-    return new_record(request, checkpoint_id, created_us, len(encoded.tree), packed, content=encoded.tree)
+    return request.record(checkpoint_id, created_us, len(encoded.tree), packed, content=encoded.tree)

@@ -13,7 +13,6 @@ import pytest
 from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import Chunk, Encoding, Index, NewCheckpoint
 from kedge.ports import digest_of as digest_of
-from kedge.store.record import new_record
 from kedge.store.request import Request
 
 _numbers = itertools.count(1)
@@ -25,7 +24,7 @@ def record(job: str = "job", **fields: Any) -> NewCheckpoint:
     manifest = fields.pop("manifest", b"manifest %d" % number)
     checkpoint_id = CheckpointId(f"step_1700000000_{number:08x}")
     created_us = 1_700_000_000_000_000 + number
-    usual = new_record(Request(job, "step"), checkpoint_id, created_us, 10, manifest, content=b"")
+    usual = Request(job, "step").record(checkpoint_id, created_us, 10, manifest, content=b"")
     return replace(usual, **{"stored_bytes": 7, **fields})
 
 

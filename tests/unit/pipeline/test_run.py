@@ -16,7 +16,7 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Conflict, Retry, StepTimeout, Validation
-from kedge.index.sqlite.file import SqliteFile
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import explain, find_run, find_runs
 from tests.pipeline_work import LocalErrors, Unpicklable, die, fail_unpicklably, hang, own_pid
@@ -82,14 +82,14 @@ def test_a_run_whose_last_answer_was_lost_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Its last save gave the lease back, durably: when it is saved once more, nobody has lost anything."""
-    confirm, lost = SqliteFile._confirm, list[str]()
+    confirm, lost = SqliteIndex._confirm, list[str]()
 
-    def fail_once(file: SqliteFile) -> None:
+    def fail_once(file: SqliteIndex) -> None:
         confirm(file)
         if lost:
             raise kedge.StorageError(lost.pop(), hint="")
 
-    monkeypatch.setattr(SqliteFile, "_confirm", fail_once)
+    monkeypatch.setattr(SqliteIndex, "_confirm", fail_once)
     with kedge.open(tmp_path / "store", key=key) as store:
         with kedge.run("r", store=store) as run:
             run.step("work", abs, -1)

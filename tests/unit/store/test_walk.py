@@ -1,5 +1,6 @@
 """How many modules a small save and a small load pass: more are more to read, and more for each of them to do."""
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -32,11 +33,14 @@ def passed_by(work: Work, store: CheckpointManager) -> set[str]:
 
     def call() -> None:
         work(store)  # what only the first one passes
+        gc.collect()  # else something else may be taken apart meanwhile
+        gc.disable()
         sys.setprofile(note)
         try:
             work(store)
         finally:
             sys.setprofile(None)
+            gc.enable()
 
     thread = threading.Thread(target=call)
     thread.start()
@@ -44,7 +48,7 @@ def passed_by(work: Work, store: CheckpointManager) -> set[str]:
     return modules
 
 
-@pytest.mark.parametrize(("work", "most"), [(save, 24), (load_latest, 18)])
+@pytest.mark.parametrize(("work", "most"), [(save, 18), (load_latest, 15)])
 def test_a_small_state_passes_no_more_modules_than_before(tmp_path: Path, work: Work, most: int) -> None:
     """The aim is 7 for each. Whoever makes a walk shorter makes the number smaller."""
     with kedge.open(tmp_path / "store") as store:

@@ -71,8 +71,8 @@ def repair_index(session: Session) -> RepairReport | None:
     """Build a new index, if the present one cannot be opened or finds something wrong with itself."""
     from kedge.care.repair import repair
     from kedge.care.repair_files import refile
-    from kedge.manager import actor_here, without_secrets
-    from kedge.urls import directory_of, find_lock
+    from kedge.manager import actor_here
+    from kedge.urls import directory_of, find_lock, without_secrets
 
     try:
         with session.open() as manager:

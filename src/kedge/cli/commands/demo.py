@@ -28,8 +28,9 @@ from kedge.cli.command import Session, is_url, store_command
 from kedge.cli.demo_job import WIDTH, expected_digest
 from kedge.cli.output import emit
 from kedge.errors import Validation
-from kedge.manager import CheckpointManager, without_secrets
+from kedge.manager import CheckpointManager
 from kedge.terminal.text import style, terminal_width
+from kedge.urls import without_secrets
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

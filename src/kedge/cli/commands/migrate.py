@@ -20,8 +20,7 @@ def migrate_command(session: Session, shared_group: str | None) -> None:
     Only the user who creates a store can read its files. With --shared-group, a new store is shared by a group: its
     members can read and write all of it.
     """
-    from kedge.manager import without_secrets
-    from kedge.urls import migrate, share_with
+    from kedge.urls import migrate, share_with, without_secrets
 
     if session.url.startswith(("http://", "https://")):
         raise Validation(

@@ -117,8 +117,7 @@ def _process() -> ModuleType:
 
 def _place(session: Session, workers: int) -> str:
     from kedge.errors import Validation
-    from kedge.manager import default_url
-    from kedge.urls import reachable
+    from kedge.urls import default_url, reachable
 
     place = reachable(session.store or default_url())
     if place.startswith("memory:") and workers > 1:

@@ -26,7 +26,16 @@ from kedge.blobs.reserve import Reserve
 from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
 from kedge.index.group_commit import Save
 from kedge.index.rows import CHECKPOINT, FORGET_PACKS, late_manifests
-from kedge.index.sqlite.database import connect, is_encrypted, is_unsigned, migrate, sign, translated, written_by
+from kedge.index.sqlite.database import (
+    Connection,
+    connect,
+    is_encrypted,
+    is_unsigned,
+    migrate,
+    sign,
+    translated,
+    written_by,
+)
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.leases import check_holder
 from kedge.index.sqlite.read_only import read_only_error
@@ -181,7 +190,7 @@ class FilesIndex(SqliteIndex):
         self._is_settled = True
 
     @contextmanager
-    def _lent(self) -> Iterator[Any]:
+    def _lent(self) -> Iterator[Connection]:
         with self._memory_lock:
             self._check_open()
             self._catch_up()

@@ -1,28 +1,25 @@
-"""A SQLite file that is open: its connections, what a fork does to them, and transactions that callers share.
+"""A SQLite file from opening to closing: its connections, and what a fork does to them.
 
-What is done inside transactions is in `writes`. Readers have connections of their own, kept in a small pool, and never
-wait for writers (I6). With path None the database is in memory and one connection, under one lock, serves everybody.
+Readers have connections of their own, kept in a small pool, and never wait for writers (I6). With path None the
+database is in memory and one connection, under one lock, serves everybody.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from kedge.blobs.reserve import Reserve
-from kedge.blobs.shelter import is_exposed
 from kedge.ending import close_at_end
-from kedge.errors import Corrupted, NoSpace, OutcomeUnknown, StorageError
-from kedge.index.group_commit import GroupCommit, Save, Waiting
+from kedge.errors import Corrupted
+from kedge.index.group_commit import GroupCommit, Waiting
 
 from .closed_mark import Closing, IndexState, has_event, newest_event
 from .connections import (
     FORK_WAIT_S,
     Pool,
-    Reading,
     forked_while_open,
     identity_of,
     is_gone,
@@ -39,15 +36,13 @@ from .database import (
     migrate,
     overwrite_deleted,
     refuse_full_small_blocks,
-    run_alone,
     share_files,
     sign,
     translated,
-    typed,
     written_by,
 )
 from .process_queue import ProcessQueue
-from .read_only import ReadOnlyFile, read_only_error
+from .read_only import ReadOnlyFile
 from .writes import Writes
 
 T = TypeVar("T")
@@ -174,6 +169,14 @@ class SqliteFile:
         self._numbers: dict[str, int] = {}  # of jobs that were asked for
         self._group = GroupCommit(self._run_batch)
 
+    def _connect_again(self) -> Connection:
+        """Another connection to the file that was opened, which must still be the one at its path."""
+        raise NotImplementedError
+
+    def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
+        """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
+        raise NotImplementedError
+
     def before_fork(self) -> None:
         """Finish what is under way and close all connections (see `connections`)."""
         if self._path is None:
@@ -280,156 +283,6 @@ class SqliteFile:
         if self._state is not None and not self._state.is_entered:
             with self._state.alone():
                 self._state.enter()
-
-    # Transactions
-
-    def _write(self, operation: Callable[[], T] | Save, *, is_urgent: bool = False) -> T:
-        """What frees space or notes damage is urgent and may use the reserve; the rest waits until that is whole."""
-        if is_urgent:
-            self._check_writable()
-        else:
-            self._check_room()
-        try:
-            return self._run(operation)
-        except NoSpace:
-            if not is_urgent or self._reserve is None or not self._reserve.release():
-                raise
-        return self._run(operation)
-
-    def _check_room(self) -> None:
-        """Before a save: what is left of the reserve is not for it."""
-        if self._is_closed or self._file is not None:
-            self._check_writable()
-        if self._reserve is not None and not self._reserve.is_whole and not self._reserve.refill():
-            raise NoSpace(f"{self._name}: the disk is full", hint="free some space: kedge cleanup, kedge gc")
-
-    def make_room(self) -> bool:
-        """Give back the space of the log and of the reserve, for gc on a full disk; whether there was any."""
-        if self._path is None:
-            return False
-        with self._writing:
-            is_shorter = self._shrink_log()
-        return (self._reserve is not None and self._reserve.release()) or is_shorter
-
-    def _run(self, operation: Callable[[], T] | Save) -> T:
-        if self._path is None:
-            with self._memory_lock:
-                return self._group.run(operation)
-        return self._group.run(operation)
-
-    def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
-        """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
-        with self._writing:
-            if self._was_full:
-                self._shrink_log()
-            if self._run_transaction(batch):
-                return
-            full = [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]
-            if full and self._shrink_log():
-                for waiting in full:
-                    waiting.error = None
-                self._run_transaction(full)  # once more, in the space that the log has given back
-
-    def _shrink_log(self) -> bool:
-        """On a full disk, before each write until it works: else what somebody frees goes into a longer log."""
-        try:
-            self._was_full = not (self._is_connected and self._move_log_on())
-        except sqlite3.Error:
-            self._was_full = True  # a write will tell what is wrong
-        return not self._was_full
-
-    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> bool:
-        """Whether all of them were done in the quick way; else each has its result or its error."""
-        try:
-            if self._is_closed:
-                self._check_open()
-            if not self._is_connected:
-                self._connection = self._connect_again()
-                self._is_connected = True
-                self._writes.use(self._connection)
-            if self._queue is not None and self._writes.others_write:
-                self._queue.run(batch, self._writes, self._confirm, self._busy_timeout_s)
-                return False
-            is_quick = self._writes.save_together(batch)
-            if not is_quick:
-                self._writes.run_all(batch)
-            self._confirm()
-            return is_quick
-        except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
-            self._writes.roll_back()
-            for waiting in batch:
-                waiting.error = typed(failure, self._name)
-            return False
-        except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
-            self._writes.roll_back()
-            for waiting in batch:
-                waiting.error = StorageError(f"{self._name}: the commit was interrupted", hint="save again")
-            raise
-
-    def _confirm(self) -> None:
-        """After a commit, before anybody is told."""
-        if self._state is not None and not self._state.is_marked:
-            try:
-                self._say_open()
-            except StorageError as error:  # it is committed: a refusal would be wrong
-                raise OutcomeUnknown(
-                    f"{self._name}: it may have been done: {error.message}",
-                    hint="look whether it was done, then do it again",
-                ) from error
-        self._check_identity()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StorageError(f"{self._name} is closed", hint="open the store again")
-
-    def _check_writable(self) -> None:
-        self._check_open()
-        if self._file is not None:
-            raise read_only_error(self._name)
-
-    def _check_identity(self) -> None:
-        if self._path is not None and identity_of(self._path) != self._identity:
-            raise StorageError(
-                f"the store at {self._path} was moved, replaced or removed while it was open",
-                hint="nothing was saved at that place; close this store and open the right one",
-            )
-
-    def _reading(self) -> AbstractContextManager[Any]:
-        """What `_fetch` asks in a `with` block. SQLite's errors leave it as ours."""
-        if self._path is not None and self._file is None and is_exposed():
-            self._check_open()
-            return self._pool.in_place
-        return self._lent()
-
-    def _lent(self) -> AbstractContextManager[Any]:
-        """A connection for a `with` block."""
-        self._check_open()
-        if self._file is not None:
-            return self._file.reading()
-        return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
-
-    def _connect_again(self) -> Connection:
-        """Another connection to the file that was opened, which must still be the one at its path."""
-        assert self._path is not None
-        refuse_after_fork(self._path)
-        self._check_identity()
-        with self._joining:
-            self._join()
-        connection = connect(self._path, self._busy_timeout_s, create=False)
-        if self.is_encrypted:
-            overwrite_deleted(connection)
-        share_files(self._path)
-        return connection
-
-    def scrub(self) -> None:
-        """`secure_delete` leaves pieces of rows in pages whose cells were moved: every page is written anew."""
-        if self._path is None:
-            return
-        self._check_writable()
-        with self._writing, translated(self._name):
-            run_alone(self._connection, "VACUUM", self._busy_timeout_s)
-            self._say_open()
-            self._move_log_on()
 
 
 @close_at_end

@@ -1,7 +1,7 @@
 """The index in SQLite: one file, many threads and processes, every commit synced (I1).
 
-How the file is opened, shared and written to is in `file`; what is asked of it, and what happens inside its
-transactions, in `index.reads` and `index.writes`, which PostgreSQL shares.
+Transactions are shared by all who write at the same time. How the file is opened and closed is in `file`; what is
+asked of it, and what happens inside its transactions, in `index.reads` and `index.writes`, which PostgreSQL shares.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from kedge.errors import Corrupted, NoSpace, Validation
+from kedge.blobs.shelter import is_exposed
+from kedge.errors import Corrupted, NoSpace, OutcomeUnknown, StorageError, Validation
 from kedge.index.changes import SqlChanges
-from kedge.index.group_commit import Save, one_by_one
+from kedge.index.group_commit import Save, Waiting, one_by_one
 from kedge.index.reads import Conditions, FirstRow, SqlReads
 from kedge.index.rows import Row
 from kedge.index.writes import SqlWrites
@@ -31,10 +33,11 @@ from kedge.ports.record import SEQ_BITS
 from kedge.ports.selection import PATH_HINT
 
 from .closed_mark import has_event, newest_event
-from .connections import InPlace
-from .database import translated
+from .connections import InPlace, Reading, identity_of, refuse_after_fork
+from .database import Connection, connect, overwrite_deleted, run_alone, share_files, translated, typed
 from .file import SqliteFile
 from .leases import check_holder
+from .read_only import read_only_error
 from .sweep import audit, integrity_problems, sweep
 from .writes import MAX_JOBS
 
@@ -55,6 +58,33 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
     def in_place(self) -> frozenset[str]:
         """Methods that signal handlers do not disturb: what the main thread calls of these needs no other thread."""
         return _IN_PLACE if self._path is not None and self._file is None else frozenset()
+
+    def _reading(self) -> AbstractContextManager[Connection | InPlace]:
+        """What `_fetch` asks in a `with` block. SQLite's errors leave it as ours."""
+        if self._path is not None and self._file is None and is_exposed():
+            self._check_open()
+            return self._pool.in_place
+        return self._lent()
+
+    def _lent(self) -> AbstractContextManager[Connection]:
+        """A connection for a `with` block."""
+        self._check_open()
+        if self._file is not None:
+            return self._file.reading()
+        return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
+
+    def _connect_again(self) -> Connection:
+        """Another connection to the file that was opened, which must still be the one at its path."""
+        assert self._path is not None
+        refuse_after_fork(self._path)
+        self._check_identity()
+        with self._joining:
+            self._join()
+        connection = connect(self._path, self._busy_timeout_s, create=False)
+        if self.is_encrypted:
+            overwrite_deleted(connection)
+        share_files(self._path)
+        return connection
 
     def _fetch(self, db: sqlite3.Connection | InPlace, sql: str, *parameters: object) -> Sequence[Row]:
         return db.fetch(sql, parameters)[0] if isinstance(db, InPlace) else db.execute(sql, parameters).fetchall()
@@ -116,6 +146,117 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
         self._check_room()
         outcomes = self._group.run_each([Save((record,), actor) for record, actor in saves])
         return [outcome if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
+
+    def _write(self, operation: Callable[[], T] | Save, *, is_urgent: bool = False) -> T:
+        """What frees space or notes damage is urgent and may use the reserve; the rest waits until that is whole."""
+        if is_urgent:
+            self._check_writable()
+        else:
+            self._check_room()
+        try:
+            return self._run(operation)
+        except NoSpace:
+            if not is_urgent or self._reserve is None or not self._reserve.release():
+                raise
+        return self._run(operation)
+
+    def _check_room(self) -> None:
+        """Before a save: what is left of the reserve is not for it."""
+        if self._is_closed or self._file is not None:
+            self._check_writable()
+        if self._reserve is not None and not self._reserve.is_whole and not self._reserve.refill():
+            raise NoSpace(f"{self._name}: the disk is full", hint="free some space: kedge cleanup, kedge gc")
+
+    def make_room(self) -> bool:
+        """Give back the space of the log and of the reserve, for gc on a full disk; whether there was any."""
+        if self._path is None:
+            return False
+        with self._writing:
+            is_shorter = self._shrink_log()
+        return (self._reserve is not None and self._reserve.release()) or is_shorter
+
+    def _run(self, operation: Callable[[], T] | Save) -> T:
+        if self._path is None:
+            with self._memory_lock:
+                return self._group.run(operation)
+        return self._group.run(operation)
+
+    def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
+        """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
+        with self._writing:
+            if self._was_full:
+                self._shrink_log()
+            if self._run_transaction(batch):
+                return
+            full = [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]
+            if full and self._shrink_log():
+                for waiting in full:
+                    waiting.error = None
+                self._run_transaction(full)  # once more, in the space that the log has given back
+
+    def _shrink_log(self) -> bool:
+        """On a full disk, before each write until it works: else what somebody frees goes into a longer log."""
+        try:
+            self._was_full = not (self._is_connected and self._move_log_on())
+        except sqlite3.Error:
+            self._was_full = True  # a write will tell what is wrong
+        return not self._was_full
+
+    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> bool:
+        """Whether all of them were done in the quick way; else each has its result or its error."""
+        try:
+            if self._is_closed:
+                self._check_open()
+            if not self._is_connected:
+                self._connection = self._connect_again()
+                self._is_connected = True
+                self._writes.use(self._connection)
+            if self._queue is not None and self._writes.others_write:
+                self._queue.run(batch, self._writes, self._confirm, self._busy_timeout_s)
+                return False
+            is_quick = self._writes.save_together(batch)
+            if not is_quick:
+                self._writes.run_all(batch)
+            self._confirm()
+            return is_quick
+        except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
+            self._writes.roll_back()
+            for waiting in batch:
+                waiting.error = typed(failure, self._name)
+            return False
+        except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
+            self._writes.roll_back()
+            for waiting in batch:
+                waiting.error = StorageError(f"{self._name}: the commit was interrupted", hint="save again")
+            raise
+
+    def _confirm(self) -> None:
+        """After a commit, before anybody is told."""
+        if self._state is not None and not self._state.is_marked:
+            try:
+                self._say_open()
+            except StorageError as error:  # it is committed: a refusal would be wrong
+                raise OutcomeUnknown(
+                    f"{self._name}: it may have been done: {error.message}",
+                    hint="look whether it was done, then do it again",
+                ) from error
+        self._check_identity()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"{self._name} is closed", hint="open the store again")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._file is not None:
+            raise read_only_error(self._name)
+
+    def _check_identity(self) -> None:
+        if self._path is not None and identity_of(self._path) != self._identity:
+            raise StorageError(
+                f"the store at {self._path} was moved, replaced or removed while it was open",
+                hint="nothing was saved at that place; close this store and open the right one",
+            )
 
     # Events
 
@@ -208,3 +349,13 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
     def integrity_problems(self) -> Problems:
         with self._lent() as db:
             return integrity_problems(db)
+
+    def scrub(self) -> None:
+        """`secure_delete` leaves pieces of rows in pages whose cells were moved: every page is written anew."""
+        if self._path is None:
+            return
+        self._check_writable()
+        with self._writing, translated(self._name):
+            run_alone(self._connection, "VACUUM", self._busy_timeout_s)
+            self._say_open()
+            self._move_log_on()

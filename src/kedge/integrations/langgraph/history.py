@@ -11,7 +11,7 @@ from itertools import islice
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import get_checkpoint_id
 
-from kedge.blobs.sheltered import together
+from kedge.blobs.shelter import together
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, own_copy

@@ -32,7 +32,7 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from kedge.blobs.sheltered import together
+from kedge.blobs.shelter import together
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.integrations.opened import Opened, in_thread
 from kedge.manager import CheckpointManager

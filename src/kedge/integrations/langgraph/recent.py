@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kedge.blobs.sheltered import together
+from kedge.blobs.shelter import together
 from kedge.errors import Corrupted
 from kedge.ports import Catalogue
 

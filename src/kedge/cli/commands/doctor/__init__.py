@@ -44,8 +44,7 @@ def doctor_command(session: Session) -> None:
 
 def _findings(session: Session) -> tuple[str, list[Finding]]:
     """The store as it is shown, and what is found under it."""
-    from kedge.manager import without_secrets
-    from kedge.urls import directory_of, reachable
+    from kedge.urls import directory_of, reachable, without_secrets
 
     url = session.url
     if url.startswith(("http://", "https://")):
