@@ -24,6 +24,12 @@ try:
     from crewai.flow.persistence.base import FlowPersistence
 except ModuleNotFoundError as error:
     raise missing_extra("kedge.integrations.crewai", "crewai", error) from error
+if not issubclass(FlowPersistence, BaseModel):  # pip takes such a one where a newer OpenAI SDK is installed
+    raise ImportError(
+        "kedge.integrations.crewai needs a newer crewai, such as 1.15. Install it in an environment of its own: "
+        'pip install "crewai>=1.15"',
+        name="crewai",
+    )
 
 from .threads import Threads, job_of
 

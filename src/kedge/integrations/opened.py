@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_WAITING = 16  # writes of a cancelled run, one behind the other; a run that goes on is not waited for
-_STEPS = 10  # of the event loop, from the end of a write to the call of the one that waits for it
+_STEPS = 16  # of the event loop, from the end of a write to the call of the one that waits for it
 
 
 class Opened:
@@ -74,20 +74,34 @@ def in_thread(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[
 class Writing:
     """Writes of coroutines that are under way, by job: who reads a job next waits for them.
 
-    A caller that is cancelled twice, as anyio does it, is gone before the write it began has ended.
+    A caller that is cancelled twice, as anyio does it, is gone before the write it began has ended. And one write may
+    wait for another: for some steps of the loop after that has ended, nobody knows of it.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[str, set[asyncio.Future[Any]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the newest write
 
     async def run(self, job: str, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
+        if self._loop is not work.get_loop():
+            self._loop = work.get_loop()
+            self._drop_closed()
         self._under_way.setdefault(job, set()).add(work)
-        work.add_done_callback(lambda work: self._end(job, work))
+        work.add_done_callback(lambda work: self._end(job, work, _STEPS))
         return await _finished(work)
 
-    def _end(self, job: str, work: asyncio.Future[Any]) -> None:
-        if works := self._under_way.get(job):
+    def _drop_closed(self) -> None:
+        """Forget what was under way in loops that have been closed, which end nothing any more."""
+        for job, works in [*self._under_way.items()]:
+            if all(work.get_loop().is_closed() for work in [*works]):
+                self._under_way.pop(job, None)
+
+    def _end(self, job: str, work: asyncio.Future[Any], steps: int) -> None:
+        """A write that has ended is under way until the one behind it may have begun."""
+        if steps:
+            work.get_loop().call_soon(self._end, job, work, steps - 1)
+        elif works := self._under_way.get(job):
             works.discard(work)
             if not works:
                 self._under_way.pop(job, None)
@@ -100,5 +114,5 @@ class Writing:
             if not works:
                 return
             await asyncio.wait(works)
-            for _ in range(_STEPS):
+            for _ in range(_STEPS):  # it is under way for as many still, and what it began by then is found next
                 await asyncio.sleep(0)

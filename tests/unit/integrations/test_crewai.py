@@ -62,6 +62,15 @@ class Report(BaseModel):
     pages: int = 0
 
 
+def test_an_older_crewai_is_named(crewai: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of before 1.15, which pip chooses beside a newer SDK of OpenAI."""
+    monkeypatch.setattr(sys.modules["crewai.flow.persistence.base"], "FlowPersistence", type("Older", (ABC,), {}))
+    monkeypatch.delitem(sys.modules, "kedge.integrations.crewai")
+    with pytest.raises(ImportError, match="needs a newer crewai"):
+        importlib.import_module("kedge.integrations.crewai")
+    sys.modules["kedge.integrations.crewai"] = crewai
+
+
 def test_the_state_after_each_method_is_a_checkpoint(crewai: Any, tmp_path: Path) -> None:
     persistence = crewai.KedgeFlowPersistence(tmp_path / "store")
     persistence.init_db()

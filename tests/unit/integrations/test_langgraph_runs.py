@@ -1,6 +1,7 @@
 """KedgeSaver beside LangGraph's rules for runs: the order of writes, cancelled calls, replays, errors."""
 
 import asyncio
+import gc
 import operator
 import threading
 from collections.abc import Iterator
@@ -179,6 +180,40 @@ def test_a_turn_after_a_cancelled_one_gets_no_conflict(tmp_path: Path, times: in
             return await following
 
     assert asyncio.run(talk())["words"][-2:] == ["2", "word"]
+
+
+def test_a_read_waits_for_the_put_that_is_about_to_begin_behind_one_that_has_just_ended(tmp_path: Path) -> None:
+    """LangGraph begins a put once the one before it has ended, some steps of the loop later, also after a cancel."""
+
+    async def read() -> Any:
+        async with KedgeSaver(tmp_path / "store") as saver:
+            metadata: Any = {"source": "loop", "step": 1}
+            first = asyncio.create_task(saver.aput(CONFIG, empty_checkpoint(), metadata, {}))
+
+            async def put_behind() -> Any:
+                config = await first
+                for _ in range(3):
+                    await asyncio.sleep(0)  # sleep: one step of the loop
+                return await saver.aput(config, empty_checkpoint(), metadata, {})
+
+            following = asyncio.create_task(put_behind())
+            await first
+            found = await saver.aget_tuple(CONFIG)
+            assert found is not None
+            return found.config, await following
+
+    found, newest = asyncio.run(read())
+    assert found == newest
+
+
+def test_writes_of_loops_that_are_closed_are_forgotten(tmp_path: Path) -> None:
+    metadata: Any = {"source": "loop", "step": 1}
+    with KedgeSaver(tmp_path / "store") as saver:
+        for n in range(8):
+            thread: Any = {"configurable": {"thread_id": f"thread {n}", "checkpoint_ns": ""}}
+            asyncio.run(saver.aput(thread, empty_checkpoint(), metadata, {}))
+        gc.collect()
+        assert len([kept for kept in gc.get_objects() if isinstance(kept, asyncio.Task)]) <= 1
 
 
 def test_a_cancelled_put_has_ended_when_the_call_has(tmp_path: Path) -> None:
