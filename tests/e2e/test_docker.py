@@ -28,8 +28,20 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 """
 
 
+# Says how often it was asked, to whoever connects to it.
+SERVER = """
+import socket
+asked = 0
+with socket.create_server(("", 8080)) as server:
+    while True:
+        with server.accept()[0] as connection:
+            asked += 1
+            connection.sendall(b"%d" % asked)
+"""
+
+
 @contextmanager
-def docker(engine: Engine) -> Iterator[Docker]:
+def docker(engine: Engine, *network: str) -> Iterator[Docker]:
     """A Docker of its own: its files, its containerd, no network but that of the lab."""
     home = engine.lab.root / "docker"
     home.mkdir()
@@ -38,7 +50,6 @@ def docker(engine: Engine) -> Iterator[Docker]:
     places = [f"--data-root={home}/data", "--exec-root=/run/docker", f"--pidfile={home}/pid"]  # sockets: short names
     group = f"kedge-docker-{os.urandom(4).hex()}"
     places.append(f"--cgroup-parent=/{group}")
-    network = ["--iptables=false", "--ip6tables=false", "--bridge=none"]
     socket = "unix:///run/docker.sock"  # of the lab: nobody else sees its /run
 
     def start(name: str, *words: str) -> subprocess.Popen[bytes]:
@@ -74,11 +85,46 @@ def test_stopped_started_restarted_and_run_again(tmp_path: Path, propagation: st
     with lab(tmp_path) as made:
         engine = Engine(made)
         made.run("mount", f"--make-r{propagation}", "/")
-        lower = engine.bundle("image") / "lower"
-        made.run("tar", "--directory", lower, "--create", "--file", tmp_path / "image.tar", ".")
-        with docker(engine) as call:
-            call("import", tmp_path / "image.tar", "counter:1")
+        with docker(engine, "--iptables=false", "--ip6tables=false", "--bridge=none") as call:
+            _import(engine, call)
             _lived(engine, call)
+
+
+def test_on_the_bridge(tmp_path: Path) -> None:
+    """Docker's own network, with a port of the machine: it is there again after a restore, in a new container too."""
+    with lab(tmp_path) as made:
+        engine = Engine(made)
+        with docker(engine) as call:
+            _import(engine, call)
+            wishes = [word for wish in (*KEPT, "KEDGE_POLICY=fail") for word in ("--env", wish)]
+            place = ("--publish=127.0.0.1:18080:8080", "--runtime=kedge", "--volume=/usr:/usr:ro")
+
+            def run(name: str) -> None:
+                call("run", "--detach", "--name", name, *place, *wishes, "counter:1", PYTHON, "-c", SERVER)
+
+            def ask(name: str, *, by_port: bool = False) -> int:
+                form = "--format={{.NetworkSettings.IPAddress}}"
+                address = ("127.0.0.1", "18080") if by_port else (call("inspect", form, name).strip(), "8080")
+                code = "import socket, sys; print(socket.create_connection(sys.argv[1:], 20).recv(20).decode())"
+                told = wait_for(lambda: made.run(PYTHON, "-c", code, *address, check=False).stdout, "no answer", 60)
+                return int(told)
+
+            run("first")
+            assert [ask("first"), ask("first", by_port=True)] == [1, 2]
+            call("stop", "-t", "100", "first")
+            call("start", "first")
+            assert [ask("first"), ask("first", by_port=True)] == [3, 4]
+            call("restart", "-t", "100", "first")
+            call("stop", "-t", "100", "first")
+            call("rm", "first")
+            run("second")
+            assert [ask("second"), ask("second", by_port=True)] == [5, 6]
+
+
+def _import(engine: Engine, call: Docker) -> None:
+    lower, archive = engine.bundle("image") / "lower", engine.lab.root / "image.tar"
+    engine.lab.run("tar", "--directory", lower, "--create", "--file", archive, ".")
+    call("import", archive, "counter:1")
 
 
 def _lived(engine: Engine, call: Docker) -> None:
