@@ -74,8 +74,7 @@ class Kills:
             while not is_done and going():
                 if found := next(self._found(nodes, victim, workload), None):
                     time.sleep(delay_s)  # sleep: a random moment
-                    self._kill(*found, victim)
-                    is_done = True
+                    is_done = self._kill(*found, victim)
                 time.sleep(0.01)  # sleep: between two looks
 
         here, anywhere = [workload.node], list(self._cluster.nodes)
@@ -84,12 +83,15 @@ class Kills:
         with self._lock:
             self.numbers["pods"] += 1
 
-    def _kill(self, node: str, pid: int, victim: str) -> None:
+    def _kill(self, node: str, pid: int, victim: str) -> bool:
+        """Whether it was still there."""
         with self._lock, suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             self.numbers[victim] += 1
             if victim == "kubelet":
                 self._cluster.start_kubelet(node)
+            return True
+        return False
 
     def _cut(self) -> None:
         """The power of a node, at a random moment of all that; and it is started again."""

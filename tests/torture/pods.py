@@ -32,7 +32,7 @@ _ANSWER_S = 90
 _GRACE_S = 40  # containerd 2 sends no second SIGTERM after a stop that failed, only SIGKILL when this is over
 VICTIMS: dict[str, Callable[[list[bytes]], bool]] = {
     "kedge-runc": lambda words: b"kedge.containers.runtime.calls" in words,
-    "runc": lambda words: words[0].endswith(b"/runc"),
+    "runc": lambda words: words[0].endswith(b"/runc") and any(word in (b"checkpoint", b"restore") for word in words),
     "relay": lambda words: any(word.endswith(b"/relay.py") for word in words),
     # While it works, CRIU is called "criu: dump …" or "criu: restore …", and so is what it makes.
     "criu": lambda words: any(word == b"swrk" or word.startswith(b"criu: ") for word in words) and b"-IS" not in words,
@@ -160,8 +160,8 @@ class _Pods:
             while victim and not future.done():
                 if pids := list(self._pids(victim)):
                     time.sleep(self._draw.uniform(0, 0.2))  # sleep: a random moment
-                    self._kill(victim, pids[0])
-                    break
+                    if self._kill(victim, pids[0]):
+                        break
                 time.sleep(0.001)  # sleep: between two looks
             if victim == "containerd" and not self._engine.is_up:
                 self._engine.start()
@@ -170,12 +170,15 @@ class _Pods:
                 return True
         return False
 
-    def _kill(self, victim: str, pid: int) -> None:
+    def _kill(self, victim: str, pid: int) -> bool:
+        """Whether it was still there."""
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             self.kills[victim] += 1
             if victim == "containerd":
                 self._engine.stop(how=None)
+            return True
+        return False
 
     def _pids(self, victim: str) -> Iterator[int]:
         """Processes below this containerd: what it starts has its environment, and containers have their own."""
