@@ -333,7 +333,7 @@ class CheckpointManager(ReadingManager, CaringManager):
 
     def audit(self, until: int | None = None) -> EventChain:
         """Read the whole log of changes and verify its hash chain."""
-        return self._care.audit(until)
+        return self.catalogue.audit(until)
 
     def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
         """Call `callback("save", checkpoint)` in the saving thread after each save of this object."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from kedge.model import Checkpoint, EventChain
+from kedge.model import Checkpoint
 
 if TYPE_CHECKING:
     from kedge.diff import Diff
@@ -52,10 +52,6 @@ class Care(Protocol):
 
     def verify(self, job: str | None, *, deep: bool, actor: str, progress: Progress | None) -> VerifyReport:
         """Check digests of everything (deep), or that everything named exists."""
-        ...
-
-    def audit(self, until: int | None) -> EventChain:
-        """Read the log of changes up to event `until`, or its end, and prove that each entry follows."""
         ...
 
     def condemn(self, checkpoint_id: str, *, actor: str) -> Checkpoint:

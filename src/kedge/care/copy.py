@@ -11,7 +11,7 @@ to the same checkpoint as in the source: used again there after a deletion, it m
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kedge.errors import Conflict, Corrupted, NotFound
@@ -169,14 +169,11 @@ class Copying:
     def _adopt(self, exported: Sequence[Exported]) -> None:
         if not exported:
             return
-        saved = self.target.adopt(exported, self._read, actor=self.actor, moved=self._moved)
+        saved = self.target.adopt(exported, actor=self.actor, moved=self._moved)
         for export, checkpoint in zip(exported, saved, strict=True):
             self._arrived(export.record, checkpoint)
             if not export.references:
                 self._advance(export.record.stored_bytes)
-
-    def _read(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        return self.source.read_chunks(digests)
 
     def _moved(self, chunks: int, size_bytes: int) -> None:
         self._count(chunks_moved=chunks, bytes_moved=size_bytes)

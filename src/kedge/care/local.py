@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kedge.errors import CheckpointError, Conflict, Validation
-from kedge.model import Checkpoint, CheckpointId, EventChain
+from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import Selection, pages
 from kedge.store import lease
 from kedge.store.local import LocalStore
@@ -44,7 +44,6 @@ class LocalCare:
         self._url = url
         self._lock = lock
         self._upkeep = Upkeep(store.index)
-        self.after_save = self._upkeep.after_save
 
     # Retention
 
@@ -67,6 +66,9 @@ class LocalCare:
         self._store.index.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
         self._upkeep.set_policy(job, policy)
 
+    def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
+        self._upkeep.after_save(saved, actor=actor, is_first=is_first)
+
     # Health
 
     def diff(self, old_id: str, new_id: str) -> Diff:
@@ -78,9 +80,6 @@ class LocalCare:
         from .verify import verify
 
         return verify(self._store, job=job, deep=deep, actor=actor, progress=progress)
-
-    def audit(self, until: int | None) -> EventChain:
-        return self._store.index.audit(until)
 
     def condemn(self, checkpoint_id: str, *, actor: str) -> Checkpoint:
         from .verify import condemn

@@ -31,6 +31,7 @@ from kedge.model import Checkpoint, Lease
 from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint
 from kedge.store import knows
 from kedge.store import lease as leases
+from kedge.store.adoption import under_current_key
 from kedge.store.local import LocalStore
 
 _MAX_ATTEMPTS = 8
@@ -155,7 +156,7 @@ def _rewrite_one(
     record = replace(NewCheckpoint.of(checkpoint, packed), lease_token=lease.token)
     for _ in range(_MAX_ATTEMPTS):
         try:
-            with store.under_current_key(record) as current:
+            with under_current_key(store, record) as current:
                 store.index.reseal(current, replacing=digest, actor=actor)
         except ChunksGone:
             if not knows(store.index, checkpoint.id):

@@ -16,7 +16,7 @@ from kedge.care.review import Verdict
 from kedge.care.verify import Problem, VerifyReport
 from kedge.diff.changes import Change, ChangeKind, Diff
 from kedge.errors import CheckpointError
-from kedge.model import Checkpoint, EventChain
+from kedge.model import Checkpoint
 from kedge.store import not_over_http
 
 from .store import HttpStore
@@ -68,9 +68,6 @@ class HttpCare:
         result = self._finish(self._store.client.start_verify(job, deep), progress)
         problems = tuple(Problem(**problem) for problem in result.pop("problems"))
         return VerifyReport(problems=problems, corrupted=tuple(result.pop("corrupted")), **result)
-
-    def audit(self, until: int | None) -> EventChain:
-        return self._store.client.verify_audit(until)
 
     def condemn(self, checkpoint_id: str, *, actor: str) -> Checkpoint:
         return self._store.client.condemn(checkpoint_id)  # the service looks for itself

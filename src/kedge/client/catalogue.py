@@ -9,7 +9,7 @@ from itertools import product
 from urllib.parse import quote
 
 from kedge.errors import Corrupted, NotFound
-from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Job, Lease
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, EventChain, Job, Lease
 from kedge.ports import ALL, CheckpointIds, Checkpoints, Events, Jobs, Selection, Update, digest_of
 from kedge.store import Stored
 from kedge.store.wire import DIGEST_BYTES, LENGTH_BYTES, parse_length
@@ -150,6 +150,9 @@ class HttpCatalogue:
         else:
             page = self.client.events(after, min(limit, 1000)).items
         return [event for event in page if event.id > after and (before is None or event.id < before)]
+
+    def audit(self, until: int | None = None) -> EventChain:
+        return self.client.verify_audit(until)
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s

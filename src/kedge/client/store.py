@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from kedge.ports import (
     Unmet,
 )
 from kedge.store import Save, Stored, knows, not_over_http
-from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
+from kedge.store.adoption import Exported, Moved, record_to_export
 from kedge.store.loading import Loading
 from kedge.store.manifest import Manifest, pack_manifest, pack_tree, root_of
 from kedge.store.received import Received, SendAgain
@@ -131,7 +132,7 @@ class HttpStore(Loading):
         def send(distrusted: frozenset[bytes]) -> Checkpoint:
             """Chunks that the service cannot reuse travel: keys are being changed, and they have other names now."""
             outbox = Outbox(self.client, distrusted)
-            outbox.add_from(Exported(NewCheckpoint.of(checkpoint, packed), sorted(distrusted)), self.read_chunks)
+            outbox.add_from(Exported(NewCheckpoint.of(checkpoint, packed), sorted(distrusted), self.read_chunks))
             return self._send(request, outbox, pack, distrusted)
 
         try:
@@ -176,17 +177,17 @@ class HttpStore(Loading):
         key = None if head["key"] is None else (head["key"], bytes.fromhex(head["request_digest"]))
         record = record_to_export(Checkpoint.from_json(head["checkpoint"]), packed, key)
         references = sorted(set(self.contents(packed)))
-        return Exported(record, references, spilled=self._spilled(packed))
+        return Exported(record, references, self.read_chunks, spilled=self._spilled(packed))
 
-    def adopt(self, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved) -> Checkpoints:
-        def read_counted(digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
-            pieces = read(digests)
+    def adopt(self, exported: Sequence[Exported], *, actor: str, moved: Moved) -> Checkpoints:
+        return [self._adopt(export, moved) for export in exported]
+
+    def _adopt(self, exported: Exported, moved: Moved) -> Checkpoint:
+        def read(digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
+            pieces = exported.read(digests)
             moved(len(pieces), sum(map(len, pieces.values())))
             return pieces
 
-        return [self._adopt(export, read_counted) for export in exported]
-
-    def _adopt(self, exported: Exported, read: ReadChunks) -> Checkpoint:
         record = exported.record
         copied = {
             "seq": record.seq,
@@ -197,7 +198,7 @@ class HttpStore(Loading):
 
         def send(distrusted: frozenset[bytes]) -> Checkpoint:
             outbox = Outbox(self.client, distrusted)
-            outbox.add_from(exported, read)
+            outbox.add_from(replace(exported, read=read))
             pack = partial(_as_it_is, record.manifest, exported.spilled)
             return self._send(request_of(record), outbox, pack, distrusted, copied)
 

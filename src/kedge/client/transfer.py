@@ -13,7 +13,7 @@ from kedge.chunks import WORKERS, ZERO, Deferred, Entry, Staged, is_zero, portio
 from kedge.errors import Corrupted, NotFound, Unavailable
 from kedge.ports import Buffer, digest_of
 from kedge.store import not_over_http
-from kedge.store.adoption import MOVE_BYTES, Exported, ReadChunks
+from kedge.store.adoption import MOVE_BYTES, Exported
 from kedge.store.streams import place
 from kedge.store.wire import FAILED, LENGTH_BYTES, MAX_DIGESTS, framed, length, parse_length, split_digests
 
@@ -34,7 +34,7 @@ class Outbox:
         self._distrusted = frozenset(distrusted)
         self._streams: list[tuple[list[Entry], Iterable[Buffer | Deferred], bool]] = []
         self._named: dict[bytes, bytes] = {}
-        self._elsewhere: list[tuple[Exported, ReadChunks]] = []
+        self._elsewhere: list[Exported] = []
         self._settled: set[bytes] = set()  # the service has these, or they were sent
 
     def add(
@@ -50,9 +50,9 @@ class Outbox:
     def reuse(self, digest: bytes) -> bool:
         return digest not in self._distrusted
 
-    def add_from(self, exported: Exported, read: ReadChunks) -> None:
+    def add_from(self, exported: Exported) -> None:
         """Take chunks of another store, which are read only if the service lacks them."""
-        self._elsewhere.append((exported, read))
+        self._elsewhere.append(exported)
 
     def chunks(self) -> Iterator[bytes]:
         """What the service lacks, each chunk with its length. The entries of the streams are complete afterwards."""
@@ -68,10 +68,10 @@ class Outbox:
                 batch, size = {}, 0
         if batch:
             yield from self._missing(batch)
-        for exported, read in self._elsewhere:
+        for exported in self._elsewhere:
             missing = [digest for digest in self._ask(exported.references) if digest not in self._settled]
             for some in portions(missing, exported.size_of, MOVE_BYTES):
-                for piece in read(some).values():
+                for piece in exported.read(some).values():
                     yield framed(piece)
             self._settled.update(exported.references)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from kedge.model import Checkpoint, Job, Lease
+from kedge.model import Checkpoint, EventChain, Job, Lease
 
 from .selection import ALL, Selection
 from .values import CheckpointIds, Checkpoints, Events, Jobs, Stored, Update
@@ -95,6 +95,10 @@ class Catalogue(Protocol):
 
         IDs grow; an event is visible when its change is.
         """
+        ...
+
+    def audit(self, until: int | None = None) -> EventChain:
+        """Read the log from its beginning to event `until`, or its end, and prove that each entry follows."""
         ...
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from kedge.model import Checkpoint, CheckpointStatus, EventChain
+from kedge.model import Checkpoint, CheckpointStatus
 
 from .catalogue import Catalogue
 from .record import NewCheckpoint, SavedRow, Unrecorded
@@ -78,10 +78,6 @@ class Index(Catalogue, Protocol):
 
     def reserve_numbers(self, job: str, last_seq: int) -> None:
         """Give no number up to `last_seq` to a save of this job (I4). Creates the job row if there is none."""
-        ...
-
-    def audit(self, until: int | None = None) -> EventChain:
-        """Read the log from its beginning to event `until`, or its end, and prove that each entry follows."""
         ...
 
     def append_event(

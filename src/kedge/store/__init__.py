@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kedge.chunks import StoredStream, Target
     from kedge.codec import Encoded
 
-    from .adoption import Exported, Moved, ReadChunks
+    from .adoption import Exported, Moved
     from .received import Received
     from .request import Request
     from .rope import PartedTree
@@ -81,14 +81,10 @@ class Store(Protocol):
         """The checkpoint as another store can take it; Corrupted where its manifest is damaged."""
         ...
 
-    def read_chunks(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Chunks by their digests, verified by them (I2)."""
-        ...
-
-    def adopt(self, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved) -> Checkpoints:
+    def adopt(self, exported: Sequence[Exported], *, actor: str, moved: Moved) -> Checkpoints:
         """Save checkpoints of another store as they are there: one, or several that have no chunks.
 
-        `read` gives the chunks that are not here. Answers what has their IDs here now.
+        Chunks that are here already are not read. Answers what has their IDs here now.
         """
         ...
 

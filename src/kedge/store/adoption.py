@@ -1,12 +1,13 @@
-"""Checkpoints on their way from one store to another: what one gives away, and how another makes it its own.
+"""States that are stored already, saved as other checkpoints: of the same store, and on their way from one to another.
 
 Every chunk is read verified (I2) and durable before the checkpoint that names it (I1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,7 +16,9 @@ from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointStatus
 from kedge.ports import Checkpoints, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 
+from . import Stored, knows
 from .chunk_writer import ChunkWriter, settled
+from .request import Request
 
 if TYPE_CHECKING:
     from .local import LocalStore
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 MOVE_BYTES = 4 << 20  # read and written by one worker at once
 _USUAL_BYTES = 1 << 19  # of a chunk whose length is not known
 _AT_ONCE = 4
+_CARRIED_CHUNKS = 64
 _MAX_ATTEMPTS = 8
 
 ReadChunks: TypeAlias = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain bytes by digest
@@ -31,10 +35,11 @@ Moved: TypeAlias = Callable[[int, int], None]  # so many chunks, so many plain b
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A checkpoint as another store can take it: its record, and the digests of all chunks that it needs."""
+    """A checkpoint as another store can take it: its record, the digests of all chunks that it needs, and these."""
 
     record: NewCheckpoint
     references: Sequence[bytes]
+    read: ReadChunks
     sizes: Mapping[bytes, int] = field(default_factory=dict)  # of chunks, as far as they are known
     spilled: bytes = b""  # what lies in chunks of a manifest that is only the root of one
 
@@ -54,6 +59,74 @@ def record_to_export(checkpoint: Checkpoint, packed: bytes, key: tuple[str, byte
     )
 
 
+def branch(store: LocalStore, source: Stored, request: Request, *, actor: str) -> Checkpoint:
+    """Save the state of `source` again as `request` says; nothing is copied, both share their chunks."""
+    try:
+        return store.turns.run(_branch, store, source, request, actor)
+    except Corrupted:
+        if knows(store.index, source[0].id):
+            raise
+        raise NotFound(
+            f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
+        ) from None
+
+
+def _branch(store: LocalStore, source: Stored, request: Request, actor: str) -> Checkpoint:
+    origin, packed = source
+    shared = sorted(set(store.chunks(packed)))
+    record = request.record(*store.identity(request), origin.size_bytes, packed, content=b"")
+    record = replace(
+        record, codec=origin.codec, has_chunks=bool(shared), reused_chunks=shared, request_digest=record.digest
+    )
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        try:
+            with under_current_key(store, record) as current:
+                (checkpoint,) = store.index.commit((current,), actor=actor)
+        except KeysChanged:
+            store.refresh_keys()
+        except IdTaken:
+            if request.checkpoint_id:
+                raise id_exists(record.id) from None
+            record = replace(record, id=store.new_id(record.step, record.created_us))
+        except ChunksGone as gone:
+            if store.vault is None or attempt == _MAX_ATTEMPTS or not knows(store.catalogue, source[0].id):
+                raise Corrupted(
+                    f"checkpoint {source[0].id} is damaged: {len(gone.digests)} of its chunks cannot be reused",
+                    hint="kedge check names what is damaged; choose another one",
+                ) from gone
+            store.refresh_keys()  # they are being changed, and its chunks have other names now
+        else:
+            store.note()
+            return checkpoint
+    raise Conflict(f"no free ID for a checkpoint of job {record.job}", hint="run it again")
+
+
+@contextmanager
+def under_current_key(store: LocalStore, record: NewCheckpoint) -> Iterator[NewCheckpoint]:
+    """The record with its chunks under the names that the current data key gives; what is not there is written.
+
+    That is nothing, unless keys are being changed. Inside the block the record is to be committed.
+    """
+    if store.vault is None:
+        yield record
+        return
+    key = store.vault.current
+    writer = store.writer(key=key)
+    with settled(writer):
+        digests = list(dict.fromkeys(store.contents(record.manifest)))
+        for start in range(0, len(digests), _CARRIED_CHUNKS):
+            places = store.reader.find(some := digests[start : start + _CARRIED_CHUNKS])
+            for digest in some:
+                place = places.get(digest)
+                if place is None or place.digest == key.chunk_id(digest):
+                    writer.reuse(digest)  # if it is gone, the commit says so
+                else:
+                    writer.add_named(store.reader.read_named([digest], of=record.id))
+        plain = replace(record, stored_bytes=len(record.manifest))
+        current = store.finish(writer, plain)
+        yield replace(current, has_chunks=bool(digests))
+
+
 def export(store: LocalStore, checkpoint_id: str) -> Exported:
     checkpoint, packed = store.index.read(checkpoint_id)
     if not store.is_intact(checkpoint, packed):
@@ -61,17 +134,15 @@ def export(store: LocalStore, checkpoint_id: str) -> Exported:
     key = store.index.keys_of([checkpoint_id]).get(checkpoint_id)
     references = sorted(set(store.contents(packed)))
     sizes = {digest: chunk.size_bytes for digest, chunk in store.reader.find(references).items()} if references else {}
-    return Exported(record_to_export(checkpoint, packed, key), references, sizes)
+    return Exported(record_to_export(checkpoint, packed, key), references, store.read_chunks, sizes)
 
 
-def adopt(
-    store: LocalStore, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved
-) -> Checkpoints:
+def adopt(store: LocalStore, exported: Sequence[Exported], *, actor: str, moved: Moved) -> Checkpoints:
     """Save them as they are; of their chunks, only those move that are not here. Several share a commit if none has
     chunks. Answers what has their IDs here now: if it was here before, that is for the caller to compare."""
     if len(exported) > 1 or not exported[0].references:
         return _adopt_small(store, [export.record for export in exported], actor)
-    return [_adopt_one(store, exported[0], read, actor, moved)]
+    return [_adopt_one(store, exported[0], actor, moved)]
 
 
 def _adopt_small(store: LocalStore, records: Sequence[NewCheckpoint], actor: str) -> Checkpoints:
@@ -86,20 +157,13 @@ def _adopt_small(store: LocalStore, records: Sequence[NewCheckpoint], actor: str
     return [checkpoint for record in records for checkpoint in _adopt_small(store, [record], actor)]
 
 
-def _adopt_one(store: LocalStore, exported: Exported, read: ReadChunks, actor: str, moved: Moved) -> Checkpoint:
+def _adopt_one(store: LocalStore, exported: Exported, actor: str, moved: Moved) -> Checkpoint:
     distrusted: frozenset[bytes] = frozenset()
     for _ in range(_MAX_ATTEMPTS):
-        writer = ChunkWriter(
-            store.blobs,
-            store.index.locate,
-            store.pool,
-            distrusted=distrusted,
-            size_hint=exported.record.size_bytes,
-            key=store.key,
-        )
+        writer = store.writer(distrusted=distrusted, size_hint=exported.record.size_bytes)
         try:
             with settled(writer):
-                _move(store, exported, read, writer, distrusted, moved)
+                _move(store, exported, writer, distrusted, moved)
                 return store.commit(writer, store.finish(writer, exported.record), actor)
         except ChunksGone as gone:
             distrusted |= frozenset(gone.digests)
@@ -115,7 +179,6 @@ def _adopt_one(store: LocalStore, exported: Exported, read: ReadChunks, actor: s
 def _move(
     store: LocalStore,
     exported: Exported,
-    read: ReadChunks,
     writer: ChunkWriter,
     distrusted: frozenset[bytes],
     moved: Moved,
@@ -131,7 +194,7 @@ def _move(
             writer.reuse(digest)
 
     def move(digests: Sequence[bytes]) -> None:
-        pieces = read(digests)
+        pieces = exported.read(digests)
         writer.add_named(pieces)
         moved(len(pieces), sum(map(len, pieces.values())))
 
@@ -160,3 +223,7 @@ def taken(store: LocalStore, record: NewCheckpoint) -> Checkpoint:
             f"another namespace of the target has a checkpoint {record.id}",
             hint="copy into another store, or into that namespace",
         ) from None
+
+
+def id_exists(checkpoint_id: str) -> Conflict:
+    return Conflict(f"checkpoint {checkpoint_id} exists already", hint="choose another ID, or none")

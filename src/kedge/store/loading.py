@@ -75,6 +75,7 @@ class Loading(Store, Protocol):
         return self.reader.read_named(digests, of="a checkpoint")
 
     def read_chunks(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Chunks by their digests, verified by them (I2)."""
         return self.reader.read_named(digests, of="a checkpoint to copy")
 
     def tree_of(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:

@@ -11,31 +11,56 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
-from kedge.blobs.shelter import Turns, guarded
+from kedge import codec
+from kedge.blobs.shelter import Turns, give_up_if_abandoned, guarded
 from kedge.blobs.workers import Workers
-from kedge.chunks import INLINE_BYTES, WORKERS
-from kedge.errors import Corrupted
-from kedge.model import Checkpoint
-from kedge.ports import Blobs, Checkpoints, Index, digest_of
+from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Entry, RecallingSource, cut_by_content
+from kedge.errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
+from kedge.model import Checkpoint, CheckpointId, new_checkpoint_id, now_us, to_datetime
+from kedge.ports import (
+    NEWEST_INTACT,
+    Blobs,
+    Chunk,
+    ChunksGone,
+    Digests,
+    IdTaken,
+    Index,
+    KeysChanged,
+    NewCheckpoint,
+    Outcomes,
+    digest_of,
+)
 
-from . import Store, not_over_http
-from .adoption import Exported, Moved, ReadChunks, adopt, export
+from . import Save, Store, not_over_http
+from .adoption import adopt, branch, export, id_exists
 from .backlog import Backlog
 from .chunk_cache import KnownChunks
 from .chunk_reader import ChunkReader
-from .manifest import Manifest
-from .saving import Saving
+from .chunk_writer import ChunkWriter, settled
+from .loading import Loading
+from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, pack_tree
+from .received import Received
+from .record import Draft, PackRecord, pack_record
+from .request import Request
+from .rope import PartedTree, write_parts
+from .streams import TREE_CHUNK_BYTES, add_streams, size_of
 
 if TYPE_CHECKING:
-    from kedge.crypto import Vault
+    from kedge.crypto import DataKey, Vault
+
+_Streams = list[list[Entry]]
+
+_MAX_ATTEMPTS = 8
+_RECENT_JOBS = 8
+_RECENT_ENTRIES = 65536
+_REPEATED = (StorageError, ChunksGone, IdTaken, KeysChanged)  # by which a first commit may fail
 
 
-T = TypeVar("T")
-
-
-class LocalStore(Saving):
+class LocalStore(Loading):
     """An index, blobs, and the order in which they are written. Thread-safe; survives fork.
 
     With a vault, the index is one that seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
@@ -59,7 +84,7 @@ class LocalStore(Saving):
         self.vault = vault
         self.written_by = index.written_by
         self.inline_bytes = inline_bytes
-        self._recent = OrderedDict()
+        self._recent: OrderedDict[str, _Streams] = OrderedDict()  # of jobs: what to compare with
         self._known = KnownChunks(index, blobs)
         self._lock = threading.Lock()
         self.turns = Turns()
@@ -79,6 +104,299 @@ class LocalStore(Saving):
         """The store that outlives the process, whose keys count: another one where this is memory that is kept."""
         return self
 
+    # Saving
+
+    def save(self, request: Request, encoded: codec.Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
+        """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
+        if isinstance(encoded, codec.Encoded) and _is_small(encoded):
+            return self.turns.run(self._save_small, request, encoded, actor)
+        return self.turns.run(self.save_alone, request, encoded, actor)
+
+    def _save_small(self, request: Request, encoded: codec.Encoded, actor: str) -> Checkpoint:
+        """The usual save, straight to the index: savers that wait there at the same time share its commit."""
+        record = _small_record(request, encoded, *self.identity(request))
+        try:
+            (saved,) = self.index.commit((record,), actor=actor)
+        except _REPEATED as failure:
+            return self._repeat((request, encoded, actor), record, failure)
+        self.note()
+        return saved
+
+    def _repeat(self, save: Save, record: NewCheckpoint, failure: BaseException) -> Checkpoint:
+        """A small save once more, after its commit has failed so."""
+        request, encoded, actor = save
+        if isinstance(failure, NoSpace | ReadOnly):
+            raise failure
+        if isinstance(failure, StorageError):
+            return self._save(request, encoded, record.id, record.created_us, actor, has_failed=True)
+        return self.save_alone(request, encoded, actor)
+
+    def save_alone(self, request: Request, encoded: codec.Encoded | PartedTree | Received, actor: str) -> Checkpoint:
+        return self._save(request, encoded, *self.identity(request), actor)
+
+    def note(self) -> None:
+        """A save is in the index alone."""
+        if self.backlog is not None:
+            self.backlog.note()
+
+    def identity(self, request: Request) -> tuple[CheckpointId, int]:
+        """The ID and the time of a new checkpoint: given ones where it is an old one."""
+        created_us = now_us() if request.created_us is None else request.created_us
+        return request.checkpoint_id or self.new_id(request.step, created_us), created_us
+
+    def save_many(self, saves: Sequence[Save]) -> Outcomes:
+        """`save` of each, by its actor: its checkpoint, or what it raises. Small ones share one commit (I1)."""
+        return self.turns.run(self._save_many, saves)
+
+    def _save_many(self, saves: Sequence[Save]) -> Outcomes:
+        records: dict[int, NewCheckpoint] = {}
+        for n, (request, encoded, _) in enumerate(saves):
+            if _is_small(encoded):
+                records[n] = _small_record(request, encoded, *self.identity(request))
+        shared = self.index.commit_each([(record, saves[n][2]) for n, record in records.items()])
+        committed = dict(zip(records, shared, strict=True))
+        if committed:
+            self.note()
+        return [self._settle(save, records.get(n), committed.get(n)) for n, save in enumerate(saves)]
+
+    def _settle(
+        self, save: Save, record: NewCheckpoint | None, outcome: Checkpoint | BaseException | None
+    ) -> Checkpoint | BaseException:
+        """What is not settled by a shared commit is saved by itself."""
+        try:
+            if record is None or outcome is None:
+                return self.save_alone(*save)
+            if isinstance(outcome, _REPEATED):
+                return self._repeat(save, record, outcome)
+        except CheckpointError as error:
+            return error
+        return outcome
+
+    def _save(
+        self,
+        request: Request,
+        encoded: codec.Encoded | PartedTree | Received,
+        checkpoint_id: CheckpointId,
+        created_us: int,
+        actor: str,
+        *,
+        has_failed: bool = False,
+    ) -> Checkpoint:
+        distrusted: frozenset[bytes] = frozenset()
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                checkpoint = self._save_once(request, encoded, checkpoint_id, created_us, distrusted, actor)
+                self.note()
+                return checkpoint
+            except ChunksGone as gone:
+                distrusted = distrusted | frozenset(gone.digests)
+            except KeysChanged:
+                self.refresh_keys()
+                distrusted = frozenset()
+            except IdTaken:
+                if request.checkpoint_id:
+                    raise id_exists(checkpoint_id) from None
+                if has_failed and (saved := self._same(checkpoint_id, request.job, created_us)) is not None:
+                    return saved
+                checkpoint_id = self.new_id(request.step, created_us)
+            except (NoSpace, ReadOnly):
+                raise
+            except StorageError:
+                if has_failed:
+                    raise
+                has_failed = True  # I9: once more, from memory, into new packs
+        raise Conflict(
+            f"job {request.job}: gc kept removing chunks this save wanted to reuse",
+            hint="run it again when kedge gc has ended",
+        )
+
+    def new_id(self, step: str, created_us: int) -> CheckpointId:
+        """A new ID, which begins with the step's name unless names are hidden."""
+        return new_checkpoint_id("checkpoint" if self.vault and self.vault.hides_names else step, created_us)
+
+    def refresh_keys(self) -> None:
+        """After KeysChanged: find out what the keys are now."""
+        assert self.vault is not None
+        self.vault.refresh()
+
+    @property
+    def key(self) -> DataKey | None:
+        """The data key for one save, from its first chunk to its commit."""
+        return None if self.vault is None else self.vault.current
+
+    def _same(self, checkpoint_id: CheckpointId, job: str, created_us: int) -> Checkpoint | None:
+        """The checkpoint of an attempt that was reported as failed after its commit; None if the ID is another's."""
+        try:
+            saved = self.index.get(checkpoint_id)
+        except NotFound:
+            return None
+        return saved if saved.job == job and saved.created_at == to_datetime(created_us) else None
+
+    def _save_once(
+        self,
+        request: Request,
+        encoded: codec.Encoded | PartedTree | Received,
+        checkpoint_id: CheckpointId,
+        created_us: int,
+        distrusted: frozenset[bytes],
+        actor: str,
+    ) -> Checkpoint:
+        if isinstance(encoded, codec.Encoded) and _is_small(encoded):
+            record = _small_record(request, encoded, checkpoint_id, created_us)
+            return self.index.commit((record,), actor=actor)[0]
+        if isinstance(encoded, Received):
+            return encoded.commit(request, checkpoint_id, created_us, distrusted, actor)
+        if isinstance(encoded, PartedTree):
+            return self._save_parts(request, encoded, checkpoint_id, created_us, distrusted, actor)
+
+        size_bytes = len(encoded.tree) + sum(size_of(b) for b in encoded.buffers)
+        previous = self._previous_streams(request.job) if size_bytes > CHUNK_BYTES else ()
+        writer = self.writer(distrusted=distrusted, size_hint=size_bytes, previous=previous)
+        with settled(writer):
+            manifest, packed = self._write_streams(writer, request.job, encoded)
+            record = request.record(checkpoint_id, created_us, size_bytes, packed, content=packed)
+            checkpoint = self.commit(writer, self.finish(writer, record), actor)
+        self._remember(request.job, manifest.streams)
+        return checkpoint
+
+    def _save_parts(
+        self,
+        request: Request,
+        tree: PartedTree,
+        checkpoint_id: CheckpointId,
+        created_us: int,
+        distrusted: frozenset[bytes],
+        actor: str,
+    ) -> Checkpoint:
+        writer = self.writer(distrusted=distrusted)
+        with settled(writer):
+            packed, named = write_parts(tree, writer, lambda digest: writer.name(digest) in self._known)
+            record = request.record(checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
+            record = self.finish(writer, record)
+            checkpoint = self.commit(writer, record, actor)
+        self._known.remember(map(writer.name, named), record.new_chunks)
+        return checkpoint
+
+    def writer(
+        self,
+        *,
+        distrusted: frozenset[bytes] = frozenset(),
+        size_hint: int = 0,
+        previous: Sequence[Sequence[Entry]] = (),
+        key: DataKey | None = None,
+    ) -> ChunkWriter:
+        """For the chunks of one save, under the current data key unless another one is given."""
+        return ChunkWriter(
+            self.blobs, self.index.locate, self.pool, previous=previous, distrusted=distrusted, size_hint=size_hint,
+            key=key or self.key, inline_bytes=self.inline_bytes,
+        )  # fmt: skip
+
+    def commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
+        """Commit a record whose chunks are durable (I1)."""
+        (checkpoint,) = self.index.commit((record,), actor=actor)
+        if checkpoint.id != record.id:  # the first one under its idempotency key: there will be no other
+            writer.withdraw()
+        return checkpoint
+
+    def finish(self, writer: ChunkWriter, record: NewCheckpoint) -> NewCheckpoint:
+        """Make the chunks of a record durable; the record as it is to be committed."""
+
+        def describe(placed: Sequence[Chunk]) -> Draft:
+            stored_bytes = record.stored_bytes + sum(chunk.stored_bytes for chunk in placed)
+            return self.describe([replace(record, stored_bytes=stored_bytes, has_chunks=True)], placed, writer.key)
+
+        written = writer.finish(describe)
+        self._known.check_packs(written.reused)
+        give_up_if_abandoned()  # the state's owner was interrupted, and may be changing it
+        return replace(
+            record,
+            stored_bytes=record.stored_bytes + written.stored_bytes,
+            has_chunks=True,
+            new_chunks=written.new,
+            reused_chunks=written.reused,
+            key_id="" if writer.key is None else writer.key.id.hex(),
+        )
+
+    def describe(self, saves: Sequence[NewCheckpoint], placed: Sequence[Chunk], key: DataKey | None) -> Draft:
+        """What a pack says of saves and of places of chunks, sealed where the namespace is."""
+        wrap = None if self.vault is None or key is None else partial(self.vault.wrap_record, key)
+        return pack_record(PackRecord(self.index.namespace, saves, placed), wrap)
+
+    def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
+        for buffer in encoded.buffers:
+            if isinstance(buffer, RecallingSource):
+                buffer.recall(self.earlier_states(job))
+        manifest = add_streams(writer, encoded)
+        writer.drain()
+        packed = pack_manifest(manifest)
+        if len(packed) > SPILL_OVER_BYTES:
+            table = writer.add(cut_by_content(packed, 4 * TREE_CHUNK_BYTES), size_bytes=len(packed))
+            writer.drain()
+            packed = pack_root(len(packed), table)
+        return manifest, packed
+
+    # Loading
+
+    def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
+        """The verified manifest of a checkpoint row."""
+        if not self.is_intact(checkpoint, packed):
+            raise Corrupted(
+                f"the manifest of checkpoint {checkpoint.id} does not match its digest",
+                hint="run kedge check; restore an earlier checkpoint",
+            )
+        return self.parse(packed, of=checkpoint.id)
+
+    def is_intact(self, checkpoint: Checkpoint, packed: bytes) -> bool:
+        """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
+        return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
+
+    # What is stored already
+
+    branch, export, adopt = branch, export, adopt
+
+    def chunks(self, packed: bytes) -> Digests:
+        """The chunks a manifest names, as the index calls them now (for copies and verify)."""
+        if self.vault is None:
+            return list(self.contents(packed))
+        digests = list(dict.fromkeys(self.contents(packed)))
+        places = self.reader.find(digests)
+        return [places[d].digest if d in places else self.vault.current.chunk_id(d) for d in digests]
+
+    def references(self, packed: bytes) -> Iterable[bytes]:
+        """Every chunk a manifest names, as the index calls it, those of a spilled manifest included (for gc).
+
+        While keys are changed, by all names it may have.
+        """
+        if self.vault is None:
+            return self.contents(packed)
+        return (name for digest in self.contents(packed) for name in self.vault.chunk_ids(digest))
+
+    # What the job's earlier states were
+
+    def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
+        """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""
+        with self._lock:
+            known = self._recent.get(job)
+        if known is not None:
+            return known
+        try:
+            for newest, packed in self.index.list_stored(job, NEWEST_INTACT):
+                return self.parse(packed, of=newest.id).streams
+        except Corrupted:
+            pass  # a damaged predecessor must not stop a save; it only costs the comparison
+        return ()
+
+    def _remember(self, job: str, streams: _Streams) -> None:
+        if sum(map(len, streams)) > _RECENT_ENTRIES:
+            return
+        with self._lock:
+            self._recent[job] = streams
+            self._recent.move_to_end(job)
+            while len(self._recent) > _RECENT_JOBS:
+                self._recent.popitem(last=False)
+
+    # Life
+
     def after_fork(self) -> None:
         """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
         self._lock = threading.Lock()
@@ -97,38 +415,6 @@ class LocalStore(Saving):
         self.blobs.close()
         self.index.close()
 
-    # Loading
-
-    def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
-        """The verified manifest of a checkpoint row."""
-        if not self.is_intact(checkpoint, packed):
-            raise Corrupted(
-                f"the manifest of checkpoint {checkpoint.id} does not match its digest",
-                hint="run kedge check; restore an earlier checkpoint",
-            )
-        return self.parse(packed, of=checkpoint.id)
-
-    def is_intact(self, checkpoint: Checkpoint, packed: bytes) -> bool:
-        """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
-        return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
-
-    # From and to other stores
-
-    def export(self, checkpoint_id: str) -> Exported:
-        return export(self, checkpoint_id)
-
-    def adopt(self, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved) -> Checkpoints:
-        return adopt(self, exported, read, actor=actor, moved=moved)
-
-    def references(self, packed: bytes) -> Iterable[bytes]:
-        """Every chunk a manifest names, as the index calls it, those of a spilled manifest included (for gc).
-
-        While keys are changed, by all names it may have.
-        """
-        if self.vault is None:
-            return self.contents(packed)
-        return (name for digest in self.contents(packed) for name in self.vault.chunk_ids(digest))
-
 
 def _new_workers() -> Workers:
     return Workers(WORKERS, "kedge", keep=WORKERS)
@@ -139,3 +425,15 @@ def local_store(store: Store, what: str) -> LocalStore:
     if not isinstance(store, LocalStore):
         raise not_over_http(what)
     return store
+
+
+def _is_small(encoded: codec.Encoded) -> bool:
+    """Whether a state lives in its index row: one commit, one sync (I1)."""
+    return not encoded.buffers and len(encoded.tree) <= INLINE_BYTES
+
+
+def _small_record(
+    request: Request, encoded: codec.Encoded, checkpoint_id: CheckpointId, created_us: int
+) -> NewCheckpoint:
+    packed = pack_tree(encoded.tree)
+    return request.record(checkpoint_id, created_us, len(encoded.tree), packed, content=encoded.tree)

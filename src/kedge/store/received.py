@@ -17,7 +17,7 @@ from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint, digest_of
 
 from .adoption import taken
-from .chunk_writer import ChunkWriter, settled
+from .chunk_writer import settled
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_root, parse_manifest, parse_small, root_of
 from .rope import digests_of, may_be_node, parts_of
 from .streams import TREE_CHUNK_BYTES
@@ -63,15 +63,8 @@ class Received:
         """`distrusted` chunks are written even if the index seems to know them."""
         self._store = store
         key = store.key
-        self._writer = ChunkWriter(
-            store.blobs,
-            store.index.locate,
-            store.pool,
-            distrusted=frozenset(digest if key is None else key.chunk_id(digest) for digest in distrusted),
-            size_hint=size_hint,
-            key=key,
-            inline_bytes=store.inline_bytes,
-        )
+        names = frozenset(digest if key is None else key.chunk_id(digest) for digest in distrusted)
+        self._writer = store.writer(distrusted=names, size_hint=size_hint, key=key)
         self._sizes: dict[bytes, int] = {}
         self._small: dict[bytes, bytes] = {}
         self._tree_bytes = self._nodes_bytes = 0
