@@ -90,6 +90,25 @@ def test_what_is_deleted_stays_deleted_however_often_the_index_is_made(tmp_path:
             assert store.audit().broken_at is None
 
 
+def test_what_came_back_from_a_backup_is_not_taken_for_deleted(place: Path, tmp_path: Path) -> None:
+    """Its deletion is in the log, too, before it was saved again."""
+    with kedge.open(place) as store, kedge.open(tmp_path / "backup") as backup:
+        saved = store.list("large")[1]
+        store.copy_to(backup)
+        store.delete("large", saved.id)
+        backup.copy_to(store)
+    for _ in range(3):
+        (index,) = (path for path in place.glob("index*.sqlite") if "damaged" not in path.name)
+        with sqlite3.connect(index) as db:
+            db.execute("UPDATE checkpoint SET level = 'nonsense' WHERE id = ?", (saved.id,))
+        db.close()
+        repair(place, actor=ACTOR)
+        assert saved.id in [id_ for _, id_, _ in contents(place)["large"]]
+        with kedge.open(place) as store:
+            *_, last = (event for event in store.events(limit=1000) if event.checkpoint == saved.id)
+            assert last.action == "save"
+
+
 def test_a_lost_index_is_rebuilt_from_packs(place: Path) -> None:
     before = contents(place)
     for name in os.listdir(place):

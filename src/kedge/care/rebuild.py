@@ -91,7 +91,7 @@ def rebuild(
         with open_store(namespace) as store:
             rows, lost = _open_rows(store, elsewhere.rows)
             recorded = {i: record for i, record in content.records.items() if i not in elsewhere.deleted}
-            gone = [record for i, record in content.records.items() if i in elsewhere.deleted]
+            gone = [record for i, record in content.records.items() if i in elsewhere.deleted and i not in rows]
             content.records = {**recorded, **rows}
             new, damaged = _add(store, content, actor)
             _remember_deleted(store.index, gone, actor)
@@ -186,7 +186,11 @@ def _deleted(index: Index) -> set[str]:
     deleted: set[str] = set()
     position = 0
     while events := index.events(position, _PAGE):
-        deleted.update(e.checkpoint for e in events if e.action == "delete" and e.checkpoint)
+        for event in events:
+            if event.checkpoint and event.action == "delete":
+                deleted.add(event.checkpoint)
+            elif event.checkpoint and event.action == "save":
+                deleted.discard(event.checkpoint)  # it came back from another store
         position = events[-1].id
     return deleted
 

@@ -35,7 +35,7 @@ class Salvaged:
     checkpoints: dict[str, list[NewCheckpoint]] = field(default_factory=dict)
     chunks: dict[str, list[Chunk]] = field(default_factory=dict)
     jobs: dict[str, list[SalvagedJob]] = field(default_factory=dict)
-    deleted: set[str] = field(default_factory=set)  # IDs whose deletion is in the event log
+    deleted: set[str] = field(default_factory=set)  # IDs whose deletion is in the event log, and no later save
     meta: dict[str, str] = field(default_factory=dict)  # what the store says of itself, keyrings among it
     is_complete: bool = True  # every row could be read
 
@@ -61,9 +61,7 @@ def salvage(path: Path) -> Salvaged:
             jobs[no] = namespace, name
             job = SalvagedJob(name, last_seq, retention, tokens.get(no, 0))
             salvaged.jobs.setdefault(namespace, []).append(job)
-        for _, action, checkpoint in _rows(db, salvaged, "event", "id, action, checkpoint", "id"):
-            if action == "delete":
-                salvaged.deleted.add(checkpoint)
+        salvaged.deleted = _deleted(db, salvaged)
         for *columns, has_chunks, manifest in _rows(
             db, salvaged, "checkpoint c", f"{CHECKPOINT}, has_chunks, manifest", "row"
         ):
@@ -85,6 +83,19 @@ def salvage(path: Path) -> Salvaged:
             else:
                 salvaged.chunks.setdefault(namespaces.get(ns_no, "default"), []).append(chunk)
     return salvaged
+
+
+def _deleted(db: sqlite3.Connection, salvaged: Salvaged) -> set[str]:
+    deletions: dict[str, int] = {}
+    events = ("event", "id, action, checkpoint", "id")  # some may come from the end backwards
+    for number, action, checkpoint in _rows(db, salvaged, *events):
+        if action == "delete":
+            deletions[checkpoint] = max(number, deletions.get(checkpoint, 0))
+    if deletions:
+        for number, action, checkpoint in _rows(db, salvaged, *events):
+            if action == "save" and number > deletions.get(checkpoint, number):
+                del deletions[checkpoint]  # it came back from another store
+    return set(deletions)
 
 
 def put_jobs(path: Path, namespace: str, jobs: Sequence[SalvagedJob]) -> None:
