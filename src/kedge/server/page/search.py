@@ -1,18 +1,19 @@
 """Find anything: jobs, runs, executions, checkpoints, by name, step, tag or metadata, in any part of their text.
 
 One look reads a bounded number of jobs in the order of their names, of each a bounded number of its newest checkpoints,
-and says how far it came; the next one goes on behind it, and passes over no job that was not looked at. So it costs the
-same however much there is (I6).
+and says how far it came; the next one goes on behind it, and passes over no job that was not looked at. When all jobs
+were looked at, looks at older checkpoints follow, job by job. So each costs the same however much there is (I6).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from itertools import islice, pairwise
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -51,6 +52,12 @@ class Wanted:
         """Whether it can be said of a checkpoint: one has no kind and no status of a run."""
         return bool(self.words or self.tag) and not self.status
 
+    @property
+    def tags(self) -> dict[str, str] | None:
+        """What the index finds by itself: a tag with its value."""
+        name, equals, value = self.tag.partition("=")
+        return {name: value} if equals else None
+
     def is_recent(self, moment: datetime) -> bool:
         return self.since is None or moment >= self.since
 
@@ -71,8 +78,10 @@ class Hits:
     checkpoints: Sequence[Checkpoint]
     jobs_read: int
     checkpoints_read: int
-    after: str | None  # the next look begins behind this job
-    is_cut: bool  # there are more hits than are shown, or checkpoints that were not read
+    found: int  # of them; fewer may be shown
+    after: str | None = None  # the next look begins behind this job
+    older: str | None = None  # the next look is at older checkpoints and begins here: job:number
+    is_deep: bool = False  # there are older checkpoints that were not read
 
 
 @router.get("/search")
@@ -86,9 +95,12 @@ async def search(
     since: Literal["", "hour", "day", "week", "month"] = "",
     sort: Literal["updated", "name", "size"] = "updated",
     after: Annotated[str | None, Query(max_length=128)] = None,
+    older: Annotated[str | None, Query(pattern="^.{0,128}:[0-9]{1,17}$")] = None,
     passed: Annotated[int, Query(ge=0, le=10**12)] = 0,
+    seen: Annotated[int, Query(ge=0, le=10**15)] = 0,
+    deep: Literal["", "yes"] = "",
 ) -> Response:
-    """`after` is the job behind which this look begins, `passed` how many jobs the looks before it have read.
+    """`after` and `older` say where this look begins, `passed` and `seen` how much the looks before it have read.
 
     A look that has found nothing is followed by the next one, without being asked.
     """
@@ -96,10 +108,14 @@ async def search(
     chosen = {"q": q, "kind": kind, "status": status, "tag": tag, "since": since, "sort": sort}
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        hits = find(store, wanted, sort, after) if any((q, kind, status, tag, since)) else None
+        hits = None
+        if any((q, kind, status, tag, since)):
+            hits = (
+                find_older(store, wanted, sort, older) if older else find(store, wanted, sort, after, deep=bool(deep))
+            )
+        read = Read(passed + hits.jobs_read, seen + hits.checkpoints_read) if hits else Read(0, 0)
         given = {name: value for name, value in chosen.items() if value}
-        read = passed + hits.jobs_read if hits else 0
-        more = f"/search?{urlencode({**given, 'after': hits.after, 'passed': read})}" if hits and hits.after else None
+        more = _following(given, hits, read) if hits else None
         options: dict[str, Any] = {
             "views": views_of(access) if hits is None else [],
             "kinds": Kind,
@@ -113,11 +129,27 @@ async def search(
     return await answer(request, access, "search.html", facts)
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    jobs: int
+    checkpoints: int
+
+
 def _begin(since: str) -> datetime | None:
     return datetime.now(UTC) - SPANS[since] if since else None
 
 
-def find(store: CheckpointManager, wanted: Wanted, sort: str, after: str | None) -> Hits:
+def _following(given: Mapping[str, str], hits: Hits, read: Read) -> str | None:
+    """The address of the next look."""
+    if hits.after is None and hits.older is None:
+        return None
+    place = {"older": hits.older} if hits.older else {"after": hits.after, "deep": "yes" if hits.is_deep else ""}
+    counts = {"passed": read.jobs, "seen": read.checkpoints}
+    return f"/search?{urlencode({**given, **{name: value for name, value in place.items() if value}, **counts})}"
+
+
+def find(store: CheckpointManager, wanted: Wanted, sort: str, after: str | None, *, deep: bool = False) -> Hits:
+    """A look at the jobs behind `after`; `deep`: an earlier one has left out older checkpoints."""
     jobs = store.jobs("", _LOOK_JOBS, after)
     named = [job for job in jobs if wanted.is_recent(job.updated_at) and _may_be(wanted, job.name)]
     known = cache(partial(about, store))
@@ -125,21 +157,71 @@ def find(store: CheckpointManager, wanted: Wanted, sort: str, after: str | None)
     asked = matching[:_LOOK_ABOUT] if wanted.kind or wanted.status else matching
     hits = [job for job in asked if asked is matching or _is(wanted, known(job.name))]
     seen = _checkpoints(store, wanted, named, known) if wanted.is_of_checkpoints else _Seen(len(named))
-    keys: dict[str, Any] = {
-        "updated": (lambda job: job.updated_at, lambda c: c.created_at, True),
-        "name": (lambda job: job.name, lambda c: (c.job, c.seq), False),
-        "size": (lambda job: job.size_bytes, lambda c: c.size_bytes, True),
-    }
-    job_key, checkpoint_key, is_descending = keys[sort]
+    job_key, is_descending = _JOB_KEYS[sort]
     hits.sort(key=job_key, reverse=is_descending)
-    seen.hits.sort(key=checkpoint_key, reverse=is_descending)
     left = {job.name for job in (*matching[len(asked) :], *named[seen.jobs :])}
-    is_cut = bool(left) or seen.has_older or len(hits) > _SHOWN or len(seen.hits) > _SHOWN
     following = jobs[-1].name if len(jobs) == _LOOK_JOBS else None
     if left:  # not the first one, which is always looked at
         following = next(job.name for job, behind in pairwise(jobs) if behind.name in left)
     shown = [JobHit(job, known(job.name)) for job in hits[:_SHOWN]]
-    return Hits(shown, seen.hits[:_SHOWN], len(jobs), seen.checkpoints, following, is_cut)
+    is_deep = deep or seen.has_older
+    older = ":0" if following is None and is_deep else None
+    found = len(hits) + len(seen.hits)
+    return Hits(shown, _sorted(seen.hits, sort), len(jobs), seen.checkpoints, found, following, older, is_deep)
+
+
+_JOB_KEYS: dict[str, tuple[Callable[[Job], Any], bool]] = {
+    "updated": (attrgetter("updated_at"), True),
+    "name": (attrgetter("name"), False),
+    "size": (attrgetter("size_bytes"), True),
+}
+_CHECKPOINT_KEYS: dict[str, tuple[Callable[[Checkpoint], Any], bool]] = {
+    "updated": (attrgetter("created_at"), True),
+    "name": (attrgetter("job", "seq"), False),
+    "size": (attrgetter("size_bytes"), True),
+}
+
+
+def _sorted(checkpoints: list[Checkpoint], sort: str) -> Sequence[Checkpoint]:
+    key, is_descending = _CHECKPOINT_KEYS[sort]
+    return sorted(checkpoints, key=key, reverse=is_descending)[:_SHOWN]
+
+
+def find_older(store: CheckpointManager, wanted: Wanted, sort: str, older: str) -> Hits:
+    """A look at the checkpoints that `find` has left out: of long histories, in the order of their jobs' names."""
+    name, _, below = older.rpartition(":")
+    known = cache(partial(about, store))
+    jobs = store.jobs("", _LOOK_JOBS, name or None)
+    long = [job.name for job in jobs if job.checkpoints > _OF_EACH and _may_be(wanted, job.name)]
+    places = [(name, int(below))] * bool(int(below)) + [(job, 0) for job in long]
+    seen, following = _Seen(), ""
+    for job, place in places:
+        if seen.checkpoints >= _LOOK_CHECKPOINTS or seen.asked >= _LOOK_ABOUT:
+            break
+        seen.asked += bool(wanted.kind)
+        is_wanted = not wanted.kind or _is(wanted, known(job))
+        left = _read_older(store, wanted, job, place, seen) if is_wanted else 0
+        following = f"{job}:{left}"
+        if left:
+            break
+    else:
+        following = f"{jobs[-1].name}:0" if len(jobs) == _LOOK_JOBS else ""
+    return Hits([], _sorted(seen.hits, sort), 0, seen.checkpoints, len(seen.hits), older=following or None)
+
+
+def _read_older(store: CheckpointManager, wanted: Wanted, job: str, below: int, seen: _Seen) -> int:
+    """Read a job's checkpoints before this number (0: before its newest ones); before which number some are left."""
+    if not below:
+        newest = store.list(job, tags=wanted.tags, limit=_OF_EACH)
+        seen.checkpoints += len(newest)
+        below = newest[0].seq if len(newest) == _OF_EACH else 0
+    while below and seen.checkpoints < _LOOK_CHECKPOINTS:
+        page = store.list(job, tags=wanted.tags, limit=_OF_EACH, before=below)
+        seen.checkpoints += len(page)
+        seen.hits += [checkpoint for checkpoint in page if _is_hit(wanted, checkpoint)]
+        is_over = len(page) < _OF_EACH or not wanted.is_recent(page[0].created_at)  # and so is what was saved before
+        below = 0 if is_over else page[0].seq
+    return below
 
 
 def _may_be(wanted: Wanted, job: str) -> bool:
@@ -164,8 +246,7 @@ class _Seen:
 
 
 def _checkpoints(store: CheckpointManager, wanted: Wanted, jobs: Sequence[Job], known: Callable[[str], About]) -> _Seen:
-    """With a tag and its value, found by the index; else all."""
-    name, equals, value = wanted.tag.partition("=")
+    """The newest of each job."""
     seen = _Seen()
     for job in jobs:
         if seen.checkpoints >= _LOOK_CHECKPOINTS or seen.asked >= _LOOK_ABOUT:
@@ -175,7 +256,7 @@ def _checkpoints(store: CheckpointManager, wanted: Wanted, jobs: Sequence[Job], 
             seen.asked += 1
             if not _is(wanted, known(job.name)):
                 continue
-        newest = store.list(job.name, tags={name: value} if equals else None, limit=_OF_EACH + 1)
+        newest = store.list(job.name, tags=wanted.tags, limit=_OF_EACH + 1)
         seen.has_older |= len(newest) > _OF_EACH
         newest = newest[-_OF_EACH:]
         seen.checkpoints += len(newest)
