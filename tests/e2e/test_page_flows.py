@@ -162,7 +162,7 @@ def test_all_that_failed_is_retried_with_a_button(page_of: PageOf) -> None:
     with pytest.raises(ValueError, match="rows are missing"):
         runner.run("stops")
     page.goto("/runs/orders")
-    shows(page, ".resume", "2 of its items failed; 18 are kept")
+    shows(page, ".resume", "2 items failed, 18 are done")
     page.locator(".failure a").first.click()
     shows(page, ".notice.bad", HOSTILE)
     page.go_back()

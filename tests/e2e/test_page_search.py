@@ -142,7 +142,7 @@ def test_activity_is_filtered_and_the_filter_is_in_the_address(page: Page, known
     counts(page, "#events tbody tr", 1)
     page.fill("[name=actor]", "nobody-like-that")
     page.click("button:text-is('Filter')")
-    shows(page, "#events", "Nothing like that")
+    shows(page, "#events", "Nothing found")
 
 
 def test_a_search_goes_on_by_itself_until_something_is_found(page_of: PageOf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import kedge
 from kedge.pipeline.approval import decide_once, pending_approvals
 from kedge.pipeline.cancellation import cancel
 from kedge.process.workflow import Workflows
-from tests.e2e.seeing import all_show, counts, shows, visitor
+from tests.e2e.seeing import all_show, counts, sees, shows, visitor
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -38,6 +38,7 @@ def test_a_cancelled_run_is_cancelled_everywhere(page: Page, known: dict[str, st
     page.goto("/runs/stopped-early")
     counts(page, "main button:has-text('Cancel')", 0)
     counts(page, ".resume, .ask", 0)  # nothing waits, nothing goes on
+    counts(page, ".notice.bad, .error", 0)  # and nothing failed
 
 
 def test_a_run_that_was_told_to_stop_says_so(page: Page, known: dict[str, str]) -> None:
@@ -50,6 +51,22 @@ def test_a_run_that_was_told_to_stop_says_so(page: Page, known: dict[str, str]) 
         shows(page, "h1", "running")
         shows(page, "#run .notice", "It was told to stop")
         counts(page, "main button:has-text('Cancel')", 0)
+
+
+def test_a_run_at_work_counts_the_steps_it_has_finished(page: Page, known: dict[str, str]) -> None:
+    with (
+        kedge.open(known["place"]) as store,
+        kedge.run("counts-steps", store=store, progress=False, signals=False) as run,
+    ):
+        for n in range(3):
+            run.step(f"step {n}", abs, n)
+        page.goto("/runs/counts-steps")
+        shows(page, ".facts div:has(dt:text-is('Steps run, last session'))", "3")
+        page.goto("/runs?prefix=counts-steps")
+        shows(page, "#runs tbody tr", "running")
+        sees(page.locator("#runs tbody td.number").first).to_have_text("")  # nobody has counted them yet
+    page.goto("/runs?prefix=counts-steps")
+    sees(page.locator("#runs tbody td.number").first).to_have_text("3")
 
 
 def test_an_execution_is_one_wherever_it_is_shown(page: Page, known: dict[str, str]) -> None:

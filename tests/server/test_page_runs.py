@@ -76,6 +76,25 @@ def test_what_was_given_up_leads_to_its_run(client: TestClient, store: kedge.Che
     Worker(store, ["q"], {fails.name: fails}, lease_s=60).serve(until_empty=True)
     queue.submit(fails, key="waits")
     shown = client.get("/queues").text
-    assert '<a href="/runs/given-up"><bdi>given-up</bdi></a> <span class="chip status-dead">' in shown
+    assert '<a href="/runs/given-up"><bdi>given-up</bdi></a><br><span class="error"><bdi>ValueError: no' in shown
     assert "<bdi>waits</bdi>" in shown
     assert '<a href="/runs/waits">' not in shown
+
+
+def test_a_queue_shows_its_limits_and_what_comes_next(client: TestClient, store: kedge.CheckpointManager) -> None:
+    queue = kedge.queue("many", store=store)
+    queue.limit(concurrency=3, rate_per_s=0.5, max_queued=1000)
+    for n in range(25):
+        queue.submit(child, n, key=f"run-{n}", priority=n % 10)
+    queue.submit(child, 99, key="later", delay_s=3600, priority=9)
+    for n in range(2):
+        queue.submit(child, n, key=f"of-a-{n}", group="a")
+    kedge.schedule(queue, "tick", child, 1, every_s=7200)
+    page = client.get("/queues").text
+    assert "At most 3 at once, 0.5 a second, 1,000 in the queue." in page
+    assert "8 more runs wait" in page  # 28, of which 20 are shown
+    shown = [name for name in (f"run-{n}" for n in range(25)) if f"<bdi>{name}</bdi>" in page]
+    assert {"run-9", "run-19", "run-8"} <= set(shown)
+    assert page.index("<bdi>run-9<") < page.index("<bdi>run-19<") < page.index("<bdi>run-8<")
+    assert "run-0" not in shown, "low priorities come last"
+    assert "every 2 h" in page

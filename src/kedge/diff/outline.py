@@ -82,10 +82,13 @@ class StoredState:
             return self.bytes_of(summary)[:limit_bytes]
         return diff.states.StoredState(self._store, *self._stored).contents(summary)[-1].read(0, limit_bytes)
 
+    def load(self, path: str) -> object:
+        """The state with what is at a path, and nothing else of it; this needs the libraries of its types."""
+        return self._store.load(self._stored, only=[escape(path)] if path else None)
+
     def files_at(self, path: str) -> Tree | File:
         """The tree or file at a path, its content still in the store."""
-        loaded = self._store.load(self._stored, only=[escape(path)] if path else None)
-        value = inside(loaded, path)
+        value = inside(self.load(path), path)
         assert isinstance(value, Tree | File)  # the outline said so  # nosec B101
         return value
 

@@ -188,13 +188,21 @@ class Dot:
     address: str
 
 
-Line = tuple[Sequence[tuple[float, float]], Sequence[Dot]]  # all points, and those of them that have dots
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line: its points, what a pointer over them is told, and the dots on it."""
+
+    name: str
+    address: str  # of a point, without its number
+    points: Sequence[tuple[float, float]]
+    labels: Sequence[tuple[int, str]]  # of each point: its number, its value in words
+    dots: Sequence[Dot]
 
 
-def curves(lines: Sequence[Line], label: str) -> Markup:
-    """Lines over a common span, with dots on them. As wide as there is room."""
+def curves(lines: Sequence[Curve], label: str) -> Markup:
+    """Lines over a common span, with dots on them. As wide as there is room. page.js tells what is under a pointer."""
     width, height, edge = 600.0, 150.0, 5.0
-    points = [point for some, _ in lines for point in some]
+    points = [point for line in lines for point in line.points]
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
 
@@ -207,10 +215,14 @@ def curves(lines: Sequence[Line], label: str) -> Markup:
         f'<line class="grid" x1="0" x2="{width:g}" y1="{height * part:g}" y2="{height * part:g}"/>'
         for part in (0.25, 0.5, 0.75)
     )
-    for number, (some, dots) in enumerate(lines):
-        line = " ".join("{:.0f},{:.1f}".format(*place(*point)) for point in some)
-        inner += f'<g class="lane-{number}"><polyline class="line" points="{line}"/>'
-        for dot in dots:
+    for number, line in enumerate(lines):
+        drawn = " ".join("{:.0f},{:.1f}".format(*place(*point)) for point in line.points)
+        labels = " ".join(f"{seq}:{text}" for seq, text in line.labels)
+        inner += (
+            f'<g class="lane-{number}"><polyline class="line" data-name="{escape(line.name)}" '
+            f'data-at="{escape(line.address)}" data-labels="{escape(labels)}" points="{drawn}"/>'
+        )
+        for dot in line.dots:
             x, y = place(dot.x, dot.y)
             # Not in the order of the Tab key: there may be many, and the extremes have links beside the drawing.
             inner += (

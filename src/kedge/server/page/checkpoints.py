@@ -10,12 +10,13 @@ from urllib.parse import quote
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from kedge.errors import Corrupted, NotFound, TooLarge, Validation
+from kedge.diff.outline import children, inside
+from kedge.errors import Corrupted, NotFound, TooLarge, UnsupportedFormat, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server.runner import resume
 
-from . import states
+from . import states, tables
 from .conversation import conversation_in
 from .kinds import Kind, named_kind
 from .memory import memory_of
@@ -71,9 +72,12 @@ def _parent(store: CheckpointManager, record: Checkpoint) -> Checkpoint | None:
 
 def _in_lines(metadata: Mapping[str, object]) -> list[tuple[str, str]] | None:
     """Metadata that is short enough to be read at a glance; None for any other."""
-    if len(metadata) > _FACTS or any(isinstance(value, dict | list) for value in metadata.values()):
+    if len(metadata) > _FACTS:
         return None
-    texts = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in metadata.items()]
+    texts = [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in metadata.items()
+    ]
     return texts if all(len(text) <= _FACT_CHARACTERS for _, text in texts) else None
 
 
@@ -95,6 +99,20 @@ async def array(request: Request, access: Reader, checkpoint_id: str, path: Text
         return {"c": state.checkpoint, "facts": states.array_at(state, path)}
 
     return await answer(request, access, "array.html", facts)
+
+
+@router.get("/checkpoints/{checkpoint_id}/table")
+async def table(request: Request, access: Reader, checkpoint_id: str, path: Text) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, object]:
+        state = memory_of(request).outlines.open(store, checkpoint_id)
+        has_tree = any(True for _ in children(inside(state.outline, path)))
+        shown: dict[str, object] = {"c": state.checkpoint, "path": path, "has_tree": has_tree}
+        try:
+            return {**shown, "table": tables.table_at(state, path), "problem": ""}
+        except (Validation, UnsupportedFormat) as error:
+            return {**shown, "table": None, "problem": str(error)}
+
+    return await answer(request, access, "table.html", facts)
 
 
 @router.get("/checkpoints/{checkpoint_id}/text")

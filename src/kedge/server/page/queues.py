@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -15,8 +16,20 @@ from starlette.responses import Response
 from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint
-from kedge.pipeline.entries import DEAD, RUNNING, Entry, queue_job, queue_of, schedule_job, workers_job
+from kedge.pipeline.entries import (
+    DEAD,
+    DELAYED,
+    HELD,
+    READY,
+    RUNNING,
+    Entry,
+    queue_job,
+    queue_of,
+    schedule_job,
+    workers_job,
+)
 from kedge.pipeline.heartbeat import find_workers
+from kedge.pipeline.limits import Limits
 from kedge.pipeline.queues import Queue
 from kedge.pipeline.schedules import Schedule, pause, resume
 
@@ -28,7 +41,7 @@ T = TypeVar("T")
 
 _QUEUES = 100
 _ENTRIES = 500  # of a queue that are looked at
-_SHOWN = 50
+_SHOWN, _WAITING = 50, 20
 _SCHEDULES = 100
 
 
@@ -39,14 +52,17 @@ class QueueRow:
     states: Counter[str]  # of the first entries
     running: Sequence[Entry]
     dead: Sequence[Entry]
-    waiting: Sequence[Entry]
+    waiting: Sequence[Entry]  # those that come next
+    left_out: int  # others that wait
     schedules: Sequence[Schedule]
+    limits: Sequence[str]
 
 
 @router.get("/queues")
 async def queues(request: Request, access: Reader) -> Response:
     def look(store: CheckpointManager) -> dict[str, Any]:
-        return {"queues": _queues(store), "most": _ENTRIES, "workers": find_workers(store)}
+        facts = {"queues": _queues(store), "workers": find_workers(store)}
+        return {**facts, "most": _ENTRIES, "due": _due, "interval": _interval}
 
     return await answer(request, access, "queues.html", look)
 
@@ -70,11 +86,53 @@ def _row(store: CheckpointManager, name: str) -> QueueRow:
     job = queue_job(name)
     entries = _parsed(Entry.of, store.list(job, after=0, limit=_ENTRIES))
     by_state = {state: [entry for entry in entries if entry.state == state][:_SHOWN] for state in (RUNNING, DEAD)}
-    waiting = [entry for entry in entries if entry.state not in by_state][:_SHOWN]
+    waiting = sorted((entry for entry in entries if entry.state not in by_state), key=_turn)
     states = Counter(entry.state for entry in entries)
     planned = _parsed(Schedule.of, store.list(schedule_job(name), after=0, limit=_SCHEDULES))
-    total = len(Queue(name, store=store))
-    return QueueRow(name, total, states, by_state[RUNNING], by_state[DEAD], waiting, planned)
+    queue = Queue(name, store=store)
+    total = len(queue)
+    left_out = total - states[RUNNING] - states[DEAD] - min(_WAITING, len(waiting))
+    shown = waiting[:_WAITING]
+    limits = _in_words(queue.limits)
+    return QueueRow(name, total, states, by_state[RUNNING], by_state[DEAD], shown, left_out, planned, limits)
+
+
+_TURNS = {READY: 0, DELAYED: 1, HELD: 2}
+
+
+def _turn(entry: Entry) -> tuple[float, ...]:
+    """What is ready goes by priority, what is delayed by its time."""
+    return _TURNS.get(entry.state, 3), entry.due_at if entry.state == DELAYED else -entry.priority, entry.seq
+
+
+def _due(entry: Entry) -> datetime | None:
+    with suppress(ValueError, OverflowError, OSError):  # a forged one
+        return datetime.fromtimestamp(entry.due_at, UTC) if entry.due_at else None
+    return None
+
+
+def _in_words(limits: Limits) -> list[str]:
+    texts = {
+        "{:,} at once": limits.concurrency,
+        "{:g} a second": limits.rate_per_s,
+        "{:,} in the queue": limits.max_queued,
+        "{:,} of a group at once": limits.group_concurrency,
+        "{:g} of a group a second": limits.group_rate_per_s,
+    }
+    return [text.format(value) for text, value in texts.items() if value is not None]
+
+
+def _interval(seconds: float) -> str:
+    """`hour`, `5 min`: behind "every"."""
+    for length, unit, single in (
+        (86400, "days", "day"),
+        (3600, "h", "hour"),
+        (60, "min", "minute"),
+        (1, "s", "second"),
+    ):
+        if seconds >= length and seconds % length == 0:
+            return single if seconds == length else f"{seconds / length:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def _parsed(parse: Callable[[Checkpoint], T | None], records: Iterable[Checkpoint]) -> list[T]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus, to_datetime, to_us
-from kedge.pipeline.approval import decide, pending_approvals
+from kedge.pipeline.approval import APPROVAL, decide, pending_approvals
 from kedge.pipeline.call_values import arguments_of, result_of
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import (
@@ -56,6 +56,7 @@ _APPROVALS = 50
 _RUNS = 50
 _AT_WORK = {"running", "abandoned"}  # which of them, the process decides: nothing is saved when it ends
 _CHILDREN = 50  # runs that a run started
+_AWAITED = {APPROVAL: "an approval", SIGNAL: "a signal", "run": "another run", "time": "its time"}
 _LONGEST_S = 1e10  # that a timeline shows
 
 
@@ -135,9 +136,9 @@ async def run(
     chosen = Span(begin, end) if begin is not None and end is not None and begin < end else None
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        summary = find_run(store, key)
         records = memory_of(request).runs.records(store, key)
         steps, maps = records.explanations, records.maps
+        summary = _as_it_stands(store, find_run(store, key), steps)
         line = timeline(steps, records.steps, maps, session=session, chosen=chosen)
         first = max(0, len(line.rows) - _ROWS) if start is None else start
         rows = line.rows[first : first + _ROWS]
@@ -167,6 +168,15 @@ async def run(
         }
 
     return await answer(request, access, "run.html", facts)
+
+
+def _as_it_stands(store: CheckpointManager, run: RunSummary, steps: Sequence[Explanation]) -> RunSummary:
+    """A run with its newest change and, while its session has not ended and counted them, the steps that it ran."""
+    newest = store.list(run.key, limit=1)
+    moved = replace(run, updated_at=newest[0].created_at) if newest else run
+    if run.status not in (RunStatus.RUNNING, RunStatus.ABANDONED):
+        return moved
+    return replace(moved, steps_run=sum(1 for step in steps if step.verdict == "ran"))
 
 
 def _times(store: CheckpointManager, run: RunSummary) -> dict[str, object]:
@@ -248,6 +258,7 @@ async def step(request: Request, access: Reader, key: str, path: Annotated[str, 
             "explanation": next(entry for entry in records.explanations if entry.path == path),
             "inputs": inputs_of(tries[0], history.results[-2] if result and len(history.results) > 1 else None),
             "attempts": [_attempt(store, record) for record in tries[:_ATTEMPTS]],
+            "last_failure": history.failures[-1].id if history.failures else "",
             "left_out": max(0, len(tries) - _ATTEMPTS),
             "c": result,
             "level": level,
@@ -314,11 +325,12 @@ def runs_again(steps: Sequence[Explanation], maps: Sequence[MapItems], run: RunS
     """What resuming the run does again, and why; what it has not come to is not known before."""
     again = [(step.path, step.reason.partition("; it runs again")[0]) for step in steps if step.verdict == "failed"]
     again += [
-        (items.path, f"{len(items.failed):,} of its items failed; {items.done:,} are kept")
-        for items in maps
-        if items.failed
+        (items.path, f"{len(items.failed):,} items failed, {items.done:,} are done") for items in maps if items.failed
     ]
-    again += [(str(wait.get("name", "")), f"it waits for {wait.get('for')}") for wait in run.waiting]
+    again += [
+        (str(wait.get("name", "")), f"waits for {_AWAITED.get(wait.get('for', ''), 'something')}")
+        for wait in run.waiting
+    ]
     return again
 
 

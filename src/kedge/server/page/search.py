@@ -78,7 +78,7 @@ class Hits:
     checkpoints: Sequence[Checkpoint]
     jobs_read: int
     checkpoints_read: int
-    found: int  # of them; fewer may be shown
+    number: int  # of hits; fewer may be shown
     after: str | None = None  # the next look begins behind this job
     older: str | None = None  # the next look is at older checkpoints and begins here: job:number
     is_deep: bool = False  # there are older checkpoints that were not read
@@ -157,8 +157,7 @@ def find(store: CheckpointManager, wanted: Wanted, sort: str, after: str | None,
     asked = matching[:_LOOK_ABOUT] if wanted.kind or wanted.status else matching
     hits = [job for job in asked if asked is matching or _is(wanted, known(job.name))]
     seen = _checkpoints(store, wanted, named, known) if wanted.is_of_checkpoints else _Seen(len(named))
-    job_key, is_descending = _JOB_KEYS[sort]
-    hits.sort(key=job_key, reverse=is_descending)
+    hits.sort(key=attrgetter(*_JOB_KEYS[sort]), reverse=sort != "name")
     left = {job.name for job in (*matching[len(asked) :], *named[seen.jobs :])}
     following = jobs[-1].name if len(jobs) == _LOOK_JOBS else None
     if left:  # not the first one, which is always looked at
@@ -166,25 +165,16 @@ def find(store: CheckpointManager, wanted: Wanted, sort: str, after: str | None,
     shown = [JobHit(job, known(job.name)) for job in hits[:_SHOWN]]
     is_deep = deep or seen.has_older
     older = ":0" if following is None and is_deep else None
-    found = len(hits) + len(seen.hits)
-    return Hits(shown, _sorted(seen.hits, sort), len(jobs), seen.checkpoints, found, following, older, is_deep)
+    number = len(hits) + len(seen.hits)
+    return Hits(shown, _sorted(seen.hits, sort), len(jobs), seen.checkpoints, number, following, older, is_deep)
 
 
-_JOB_KEYS: dict[str, tuple[Callable[[Job], Any], bool]] = {
-    "updated": (attrgetter("updated_at"), True),
-    "name": (attrgetter("name"), False),
-    "size": (attrgetter("size_bytes"), True),
-}
-_CHECKPOINT_KEYS: dict[str, tuple[Callable[[Checkpoint], Any], bool]] = {
-    "updated": (attrgetter("created_at"), True),
-    "name": (attrgetter("job", "seq"), False),
-    "size": (attrgetter("size_bytes"), True),
-}
+_JOB_KEYS = {"updated": ("updated_at",), "name": ("name",), "size": ("size_bytes",)}
+_CHECKPOINT_KEYS = {"updated": ("created_at",), "name": ("job", "seq"), "size": ("size_bytes",)}
 
 
 def _sorted(checkpoints: list[Checkpoint], sort: str) -> Sequence[Checkpoint]:
-    key, is_descending = _CHECKPOINT_KEYS[sort]
-    return sorted(checkpoints, key=key, reverse=is_descending)[:_SHOWN]
+    return sorted(checkpoints, key=attrgetter(*_CHECKPOINT_KEYS[sort]), reverse=sort != "name")[:_SHOWN]
 
 
 def find_older(store: CheckpointManager, wanted: Wanted, sort: str, older: str) -> Hits:

@@ -22,9 +22,10 @@ from kedge.diff.outline import StoredState, children, inside, open_state
 from kedge.errors import NotFound, Validation
 from kedge.files import FilesSummary
 from kedge.manager import CheckpointManager
-from kedge.terminal.tree import describe, is_plain, is_short
+from kedge.terminal.tree import describe, is_plain, is_short, type_of
 
 from .charts import histogram
+from .tables import Table, is_table, of_array
 
 if TYPE_CHECKING:
     import numpy
@@ -34,6 +35,8 @@ TEXT_CHARACTERS = 20_000  # of a long text
 SAMPLE_BYTES = 32 << 20  # of an array
 _KEPT_BYTES = 64 << 20  # of encoded trees whose outlines are kept
 _BINS = 48
+_FEW = 10  # elements that say more than their distribution
+_NUMBERS = "biufc"  # numpy's kinds of them
 _THUMBNAIL = 256
 
 
@@ -68,7 +71,7 @@ class Node:
     path: str
     text: str
     look: str  # value, type, dim
-    kind: str  # leaf, branch, array, text, files
+    kind: str  # leaf, branch, array, text, table, files
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,8 @@ def _node(name: str, path: str, value: object) -> Node:
 def _kind(value: object) -> str:
     if isinstance(value, FilesSummary):
         return "files"
+    if is_table(value):
+        return "table"
     if isinstance(value, BufferSummary):
         return "array" if value.kind in ("ndarray", "tensor") and value.size_bytes else "leaf"
     if isinstance(value, str):
@@ -155,17 +160,21 @@ class ArrayFacts:
 
     path: str
     facts: tuple[tuple[str, str], ...]
-    chart: Markup
-    has_image: bool
+    chart: str = ""  # Markup
+    has_image: bool = False
+    table: Table | None = None
 
 
 def array_at(state: StoredState, path: str) -> ArrayFacts:
     """Shape, range, distribution; of a large array from its beginning."""
     summary = _array_summary(state, path)
-    facts = [("shape", " × ".join(map(str, summary.shape)) or "one value"), ("type", summary.dtype)]
-    values = _values(state, summary)
+    facts = [("shape", " × ".join(map(str, summary.shape)) or "one value"), ("type", type_of(summary))]
+    values = _values(state, summary, _NUMBERS + "US")
     if values is None:
-        return ArrayFacts(path, tuple(facts), Markup(""), False)
+        return ArrayFacts(path, tuple(facts))
+    table = of_array(values, summary)
+    if values.dtype.kind in "US":
+        return ArrayFacts(path, tuple(facts), table=table)
     import numpy
 
     is_part = values.size < prod(summary.shape)
@@ -173,7 +182,7 @@ def array_at(state: StoredState, path: str) -> ArrayFacts:
         facts.append(("looked at", f"the first {values.size:,} of {prod(summary.shape):,} elements"))
     if values.dtype.kind == "b":
         facts.append(("true", f"{int(values.sum()):,} of {values.size:,}"))
-        return ArrayFacts(path, tuple(facts), Markup(""), is_image(summary))
+        return ArrayFacts(path, tuple(facts), has_image=is_image(summary), table=table)
     if values.dtype.kind == "c":
         values = numpy.abs(values)
         facts.append(("of", "the absolute values"))
@@ -181,13 +190,15 @@ def array_at(state: StoredState, path: str) -> ArrayFacts:
     if finite.size < values.size:
         facts.append(("not finite", f"{values.size - finite.size:,}"))
     if not finite.size:
-        return ArrayFacts(path, tuple(facts), Markup(""), False)
+        return ArrayFacts(path, tuple(facts), table=table)
     low, high = finite.min(), finite.max()
     mean = finite.astype("float64").mean()
     facts += [("min", _number(low)), ("max", _number(high)), ("mean", _number(mean))]
-    counts = numpy.histogram(finite.astype("float64"), bins=_BINS)[0] if low != high else [finite.size]
-    chart = histogram([int(count) for count in counts], _number(low), _number(high))
-    return ArrayFacts(path, tuple(facts), chart, is_image(summary))
+    chart = Markup("")
+    if low != high and finite.size > _FEW:
+        counts = numpy.histogram(finite.astype("float64"), bins=_BINS)[0]
+        chart = histogram([int(count) for count in counts], _number(low), _number(high))
+    return ArrayFacts(path, tuple(facts), chart, is_image(summary), table)
 
 
 def _number(value: Any) -> str:
@@ -201,8 +212,8 @@ def _array_summary(state: StoredState, path: str) -> BufferSummary:
     return summary
 
 
-def _values(state: StoredState, summary: BufferSummary) -> numpy.ndarray[Any, Any] | None:
-    """The elements as numpy sees them, or of a large array the first ones; None for types it does not know."""
+def _values(state: StoredState, summary: BufferSummary, kinds: str = _NUMBERS) -> numpy.ndarray[Any, Any] | None:
+    """The elements as numpy sees them, or of a large array the first ones; None for types of other kinds."""
     try:
         import numpy
     except ImportError:
@@ -211,7 +222,7 @@ def _values(state: StoredState, summary: BufferSummary) -> numpy.ndarray[Any, An
         dtype = numpy.dtype(summary.dtype)
     except TypeError:
         return None
-    if dtype.kind not in "biufc":
+    if dtype.kind not in kinds or not dtype.itemsize:
         return None
     data = memoryview(state.beginning_of(summary, SAMPLE_BYTES)).cast("B")
     whole = len(data) - len(data) % dtype.itemsize

@@ -205,6 +205,8 @@ def _moment(seconds: float, step: float, span: Span) -> str:
     sign, seconds = ("−" if seconds < -step / 2 else ""), abs(seconds)
     if step >= 86_400:
         return f"{sign}{seconds / 86_400:.0f} d"
+    if step >= 60 and max(abs(span.begin), abs(span.end)) < 3600:
+        return f"{sign}{round(seconds / 60)} min"
     if step >= 60:
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"{sign}{hours}:{minutes:02d} h"

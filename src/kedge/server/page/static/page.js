@@ -117,6 +117,52 @@
     location.assign(address);
   });
 
+  // --- a pointer over a chart reads the values under it, and a click leads to the checkpoint ---
+
+  const nearest = (svg, x) => [...svg.querySelectorAll("polyline[data-labels]")].map((line) => {
+    const points = [...line.points];
+    const at = points.reduce((best, point, n) => (Math.abs(point.x - x) < Math.abs(points[best].x - x) ? n : best), 0);
+    const [seq, value] = line.dataset.labels.split(" ")[at].split(":");
+    return { line, point: points[at], seq, value };
+  });
+  const spot = (event, svg) => {
+    const box = svg.getBoundingClientRect();
+    const scale = svg.viewBox.baseVal.width / box.width;
+    return { x: (event.clientX - box.left) * scale, y: (event.clientY - box.top) * scale, box, scale };
+  };
+  const unread = (plot) => all(".readout, .hair", plot).forEach((part) => part.remove());
+  const part = (plot, name) => plot.querySelector(`.${name}`) || plot.appendChild(Object.assign(document.createElement("div"), { className: name }));
+  document.addEventListener("pointermove", (event) => {
+    const plot = event.target.closest && event.target.closest("[data-readout]");
+    all("[data-readout]").forEach((other) => { if (other !== plot) unread(other); });
+    const svg = plot && plot.querySelector("svg");
+    if (!svg) return;
+    const { x, box, scale } = spot(event, svg);
+    const found = nearest(svg, x);
+    if (!found.length) return;
+    const closest = found.reduce((best, each) => (Math.abs(each.point.x - x) < Math.abs(best.point.x - x) ? each : best));
+    part(plot, "hair").style.left = `${closest.point.x / scale}px`;
+    const readout = part(plot, "readout");
+    readout.replaceChildren(...found.map(({ line, seq, value }) => {
+      const row = document.createElement("div"), text = document.createElement("span");
+      row.style.color = getComputedStyle(line).stroke;
+      text.textContent = `${found.length > 1 ? `${line.dataset.name} ` : ""}#${seq}  ${value}`;
+      row.append(text);
+      return row;
+    }));
+    const isRight = closest.point.x / scale > box.width / 2;
+    readout.style.left = isRight ? "auto" : `${closest.point.x / scale + 10}px`;
+    readout.style.right = isRight ? `${box.width - closest.point.x / scale + 10}px` : "auto";
+  });
+  document.addEventListener("click", (event) => {
+    const svg = event.target.closest("[data-readout] svg");
+    if (!svg || event.target.closest("a")) return;
+    const { x, y } = spot(event, svg);
+    const far = ({ point }) => Math.hypot(point.x - x, point.y - y);
+    const [first] = nearest(svg, x).sort((a, b) => far(a) - far(b));
+    if (first) location.assign(first.line.dataset.at + first.seq);
+  });
+
   // --- a cell of a map leads to its item ---
 
   document.addEventListener("click", (event) => {
@@ -242,4 +288,6 @@
     addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
   }
   tellChosen();
+  const menu = document.querySelector(".menu"), current = document.querySelector(".menu [aria-current]");
+  if (menu && current) menu.scrollLeft = current.offsetLeft - 64;  // of a phone: the page one is on stays in sight
 })();
