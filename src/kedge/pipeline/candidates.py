@@ -9,17 +9,21 @@ from random import shuffle
 
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
-from kedge.ports import Checkpoints
+from kedge.ports import Selection, Stored
 
 from .delayed import Delayed
-from .entries import PRIORITIES, RUNNING, Entry, entries_of, ready
+from .entries import PRIORITIES, RUNNING, Entry, ready
 from .limits import QueueLimits
 from .repertoire import Repertoire
 
 LOOK_EVERY_S = 0.2
+_NEXT_LOOK_S = 0.01  # after one that took all there was: what is submitted meanwhile is found, and begins, together
 _CROWDED_S = 1.0  # so long after a collision entries are taken in no order, out of more of them
 _CROWD = 8  # times as many
 _PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
+
+
+Candidate = tuple[str, Entry, Stored | None]  # its job; as it was read, with its state, if that was just now
 
 
 class Candidates:
@@ -40,8 +44,11 @@ class Candidates:
         self._pipelines = pipelines
         self._limits = limits
         self._window = 2 * concurrency + 8  # entries read at once
-        self._ready: deque[tuple[str, Entry]] = deque()  # at the last look
+        self._ready: deque[Candidate] = deque()  # at the last look
         self._looked_at = self._thorough_at = 0.0
+        self._ended: set[str] = set()  # entries whose work ended since: the look may have found them as they were before
+        self._took_all = False  # at the last look
+        self._is_put_off = False  # a look was asked for, too soon after the last one
         self._crowded_until = 0.0
         self.are_held_back = False  # some, by the limits of their groups, at the last look
 
@@ -63,61 +70,91 @@ class Candidates:
         self.collide()
         return True
 
-    def find(self, *, is_thorough: bool) -> Iterator[tuple[str, Entry]]:
-        """(job, entry) of those that may be taken. One that is not passed on from is the first the next time.
+    def end(self, entry: Entry) -> None:
+        """This worker has nothing more to do with an entry, until it finds it again. Called by any thread."""
+        self._ended.add(entry.id)
+
+    def look_soon(self) -> None:
+        """There is more than was found at the last look. Called by any thread."""
+        self._took_all = False
+
+    def next_look_s(self, is_of_no_use: bool = False) -> float:
+        """How soon to look again, if nothing happens until then."""
+        if is_of_no_use or not self._is_put_off:
+            return LOOK_EVERY_S
+        return max(0.0, self._looked_at + _NEXT_LOOK_S - time.monotonic())
+
+    def find(self, *, is_thorough: bool) -> Iterator[Candidate]:
+        """Those that may be taken. One that is not passed on from is the first the next time.
 
         Delayed ones that were submitted since are looked for now and then, unless the look is a thorough one.
         """
         if time.monotonic() < self._looked_at + LOOK_EVERY_S:
             yield from self._use_up()
+        is_soon = time.monotonic() < self._looked_at + _NEXT_LOOK_S
+        self._is_put_off = self._took_all and is_soon and not is_thorough
+        if self._is_put_off:
+            return
         self._ready.clear()
+        self._ended.clear()
         self._looked_at = time.monotonic()
-        self.are_held_back = False
+        self.are_held_back = self._took_all = False
         is_thorough = is_thorough or time.monotonic() >= self._thorough_at + LOOK_EVERY_S
         for job, delayed in self._delayed.items():
             if is_thorough:
                 delayed.read()
             for entry in delayed.due():
-                yield job, entry
+                yield job, entry, None
         if is_thorough:
             self._thorough_at = time.monotonic()
         # All of a short queue, in one look instead of one for each priority.
         is_crowded = time.monotonic() < self._crowded_until
         window = self._window * (_CROWD if is_crowded else 1)
-        pages = {job: self._store.list(job, after=0, limit=window) for job in self._jobs}
+        pages = {job: self._page(job, None, 0, window) for job in self._jobs}
         short = {job: page for job, page in pages.items() if len(page) < window}
         for priority in reversed(PRIORITIES):
             for job in self._jobs:
                 entries = self._of_priority(job, priority, window, short.get(job))
                 if is_crowded:
                     shuffle(entries)
-                self._ready.extend((job, entry) for entry in entries)
+                self._ready.extend((job, entry, stored) for entry, stored in entries)
                 yield from self._use_up()
+        self._took_all = len(short) == len(pages)
 
-    def _of_priority(self, job: str, priority: int, window: int, known: Checkpoints | None) -> list[Entry]:
+    def _of_priority(
+        self, job: str, priority: int, window: int, known: Sequence[Stored] | None
+    ) -> list[tuple[Entry, Stored]]:
         """The first that this worker has the pipelines of and whose groups may begin runs now, however many others are
         before them; `known`: all of the job."""
         after, limit, state = 0, window, ready(priority)
         while True:
             if known is None:
-                page = self._store.list(job, tags={"state": state}, after=after, limit=limit)
+                page = self._page(job, state, after, limit)
             else:
-                page = [record for record in known if record.tags.get("state") == state]
+                page = [stored for stored in known if stored[0].tags.get("state") == state]
             entries = [
-                entry
-                for entry in entries_of(page)
-                if self._pipelines.has(entry, job) and not self._holds_back(entry, job)
+                (entry, stored)
+                for stored in page
+                if (entry := Entry.of(stored[0])) is not None
+                and self._pipelines.has(entry, job)
+                and not self._holds_back(entry, job)
             ]
             if entries or len(page) < limit:
                 return entries
-            after, limit = page[-1].seq, _PAGE
+            after, limit = page[-1][0].seq, _PAGE
+
+    def _page(self, job: str, state: str | None, after: int, limit: int) -> Sequence[Stored]:
+        """With what pipelines are called with: a run that begins soon need not read its entry once more."""
+        tags = {} if state is None else {"state": [state]}
+        return self._store.catalogue.list_stored(job, Selection(tags=tags, after=after, limit=limit))
 
     def _holds_back(self, entry: Entry, job: str) -> bool:
         is_held_back = job in self._limits and self._limits[job].holds_back(entry.group)
         self.are_held_back |= is_held_back
         return is_held_back
 
-    def _use_up(self) -> Iterator[tuple[str, Entry]]:
+    def _use_up(self) -> Iterator[Candidate]:
         while self._ready:
-            yield self._ready[0]
+            if self._ready[0][1].id not in self._ended:
+                yield self._ready[0]
             self._ready.popleft()

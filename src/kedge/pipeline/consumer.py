@@ -137,7 +137,7 @@ class Worker:
                         count = self._take(threads, is_thorough=is_at_rest)
                         is_at_rest = not count and self._is_at_rest()
                         if not is_at_rest:
-                            self._wake.wait(LOOK_EVERY_S)
+                            self._wake.wait(self._candidates.next_look_s(self._is_held_back or self._is_full()))
                         elif seen is None:
                             continue  # and look once more, at all there is: what comes later is news
                         elif until_empty and self._is_idle():
@@ -216,24 +216,26 @@ class Worker:
             except LeaseHeld:
                 return
             if stack.enter_context(self._limits[job].place(self._lease_s)):
-                self._begin(threads, job, entry, stack.pop_all(), lease)
+                self._begin(threads, entry, partial(self._work, job, entry, stack.pop_all(), lease))
 
     def _take(self, threads: ThreadPoolExecutor, *, is_thorough: bool) -> int:
         """Begin as much as there are free threads for; answers how much."""
         count, self._is_held_back = 0, time.monotonic() < self._rests_until
         if self._is_held_back or self._is_full():
             return 0
-        for job, entry in self._candidates.find(is_thorough=is_thorough):
+        for job, entry, stored in self._candidates.find(is_thorough=is_thorough):
             if self._is_full() or time.monotonic() < self._rests_until:
                 break
             if not self._is_at_work(entry) and (job in self._schedules or self._pipelines.has(entry, job)):
                 if (admission := self._admit(job, entry.group)) is None:
                     self._is_held_back = True
                     continue  # it stays where it is
-                self._begin(threads, job, entry, admission)
+                self._begin(threads, entry, partial(self._work, job, entry, admission, stored=stored))
                 count += 1
             self._delayed[job].take(entry)
         self._is_held_back |= self._candidates.are_held_back
+        if self._is_held_back:
+            self._candidates.look_soon()
         return count
 
     def _admit(self, job: str, group: str) -> ExitStack | None:
@@ -262,23 +264,18 @@ class Worker:
 
     # Carrying out
 
-    def _begin(
-        self,
-        threads: ThreadPoolExecutor,
-        job: str,
-        entry: Entry,
-        held: ExitStack,
-        lease: Lease | None = None,
-    ) -> None:
-        """In a thread. `held` is given back at the end; with it the run's lease, if the caller has that."""
+    def _begin(self, threads: ThreadPoolExecutor, entry: Entry, work: Callable[[], None]) -> None:
         with self._lock:
             self._at_work[entry.id] = None
-        threads.submit(self._work, job, entry, held, lease)
+        threads.submit(work)
 
-    def _work(self, job: str, entry: Entry, held: ExitStack, lease: Lease | None) -> None:
+    def _work(
+        self, job: str, entry: Entry, held: ExitStack, lease: Lease | None = None, stored: Stored | None = None
+    ) -> None:
+        """In a thread. `held` is given back at the end; with it the run's lease, if the caller has that."""
         try:
             with held:
-                if lease is None and job not in self._schedules and self._begin_quickly(job, entry, held):
+                if lease is None and job not in self._schedules and self._begin_quickly(job, entry, held, stored):
                     return
                 lease = lease or held.enter_context(self._lease_of(entry))
                 if job in self._schedules:
@@ -296,6 +293,7 @@ class Worker:
             self._delayed[job].put_back(entry, IDLE_S)
             self._tell(entry.key, f"cannot be carried out now: {one_line(error)}")
         finally:
+            self._candidates.end(entry)
             with self._lock:
                 self._at_work.pop(entry.id, None)
                 self._wake.set()
@@ -337,19 +335,20 @@ class Worker:
         self._store.tag(entry.id, state=RUNNING, takeovers=str(takeovers))
         self._run(job, entry, stored, lease)
 
-    def _begin_quickly(self, job: str, entry: Entry, held: ExitStack) -> bool:
-        """Carry out a run that nobody has begun: its lease, its beginning and the mark on its entry are one commit.
-        False, and nothing has happened, where it is not so simple."""
+    def _begin_quickly(self, job: str, entry: Entry, held: ExitStack, stored: Stored | None) -> bool:
+        """Carry out a run that nobody has begun: its lease, its beginning and the mark on its entry are one commit,
+        which fails if the entry is not as it was seen. False, and nothing has happened, where it is not so simple."""
         if entry.state == RUNNING:
             return False
         try:
-            stored = self._store.catalogue.read(entry.id)
+            stored = stored or self._store.catalogue.read(entry.id)
         except NotFound:
             return True  # it has ended
         current = Entry.of(stored[0])
         if current is None or current.state not in (READY, DELAYED) or stored[0].parent is not None:
             return self._candidates.is_taken(entry)
-        seen, tags = {"state": stored[0].tags["state"]}, {"state": RUNNING, "takeovers": str(current.takeovers)}
+        tags = {"state": RUNNING, "takeovers": str(current.takeovers)}
+        seen = {name: value for name, value in stored[0].tags.items() if name in tags}
         hold, lease = partial(self._leases.hold, entry.key), first_lease(entry.key, self._lease_s)
         taking = Taking(lease, lambda take: held.enter_context(hold(take)), Mark(stored[0].id, seen, tags))
         try:
@@ -443,6 +442,7 @@ class Worker:
 
     def _advance(self, job: str, group: str, leaving: str = "") -> None:
         advance(self._store, job, group, self._limits[job].current().group_concurrency, leaving=leaving)
+        self._candidates.look_soon()
 
 
 def _end(entry: Entry) -> Then | None:

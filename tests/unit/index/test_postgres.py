@@ -976,7 +976,7 @@ def test_a_run_of_one_step_takes_three_round_trips(url: str, asked: list[object]
         ]  # fmt: skip
 
 
-def test_a_submission_takes_one_round_trip_and_a_worker_three(url: str, asked: list[object]) -> None:
+def test_a_submission_takes_one_round_trip_and_a_run_two_commits_and_no_read(url: str, asked: list[object]) -> None:
     from kedge.pipeline.consumer import Worker
 
     @kedge.pipeline
@@ -993,11 +993,12 @@ def test_a_submission_takes_one_round_trip_and_a_worker_three(url: str, asked: l
         worker = Worker(store, ["q"], {"work": work})
         asked.clear()
         worker.serve(until_empty=True)
-        assert handle.result(0) == 2
         calls = [str(query) for query in asked]
+        assert handle.result(0) == 2
         assert len([call for call in calls if "save_if_1" in call]) == 1  # lease, beginning and mark
         assert len([call for call in calls if "release_1" in call]) == 1  # the end
         assert not [call for call in calls if "lease_1(" in call.replace("release_1(", "") or "tag_1(" in call]
+        assert not [call for call in calls if "c.id = " in call]  # the entry came with the look that found it
 
 
 # tags and deletions by functions of the server

@@ -14,11 +14,15 @@ import kedge
 from kedge import CheckpointManager, Retry
 from kedge.errors import NoSpace, OutcomeUnknown, StorageError, Unauthorized, Unavailable
 from kedge.model import Lease, RunStatus
+from kedge.pipeline import candidates
+from kedge.pipeline.candidates import Candidates
 from kedge.pipeline.consumer import Worker
+from kedge.pipeline.delayed import Delayed
 from kedge.pipeline.entries import DEAD, DELAYED, READY, RUNNING, new_entry
 from kedge.pipeline.heartbeat import Heartbeat
 from kedge.pipeline.history import find_run
 from kedge.pipeline.leases import Leases
+from kedge.pipeline.repertoire import Repertoire
 from kedge.pipeline.session import Session
 from tests.unit.pipeline.test_queues import POSTGRES, serve
 from tests.waiting import Clock, wait_for
@@ -366,3 +370,80 @@ def test_a_run_that_another_worker_began_meanwhile_costs_no_lease(
     assert handle.result(0) == 7
     leases = [event for event in store.events(limit=100) if event.action == "lease" and event.job == entry.key]
     assert len(leases) == 1
+
+
+@pytest.mark.parametrize("change", ["dead", "deleted"])
+def test_an_entry_that_has_changed_since_it_was_listed_is_not_carried_out(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """It is not read again: the commit with which its run begins finds out."""
+    from kedge.pipeline import consumer
+
+    handle = queue.submit(work, 7)
+    (entry,) = queue.entries()
+    first_lease = consumer.first_lease
+
+    def begin_late(key: str, ttl_s: float) -> Lease:
+        if change == "dead":
+            store.tag(entry.id, state=DEAD)
+        else:
+            handle.cancel()
+        return first_lease(key, ttl_s)
+
+    monkeypatch.setattr(consumer, "first_lease", begin_late)
+    serve(store, work)
+    assert [record.step for record in store.list(handle.key)] == ([] if change == "dead" else ["run cancelled"])
+
+
+def looking(store: CheckpointManager, queue: kedge.Queue) -> Candidates:
+    job = f"queue:{queue.name}"
+    has = Repertoire(store, {"work": work}, lambda run, text: None)
+    return Candidates(store, [job], {job: Delayed(store, job)}, has, {}, 4)
+
+
+def found(looks: Candidates, *, is_thorough: bool = False) -> list[str]:
+    return [entry.key for _, entry, _ in looks.find(is_thorough=is_thorough)]
+
+
+def test_what_is_submitted_while_runs_are_at_work_is_found_together(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a worker that is as fast as those who submit looks once for each run."""
+    monkeypatch.setattr(candidates, "_NEXT_LOOK_S", 100.0)
+    looks, first = looking(store, queue), queue.submit(work, 1).key
+    assert looks.next_look_s() == candidates.LOOK_EVERY_S
+    assert found(looks) == [first]
+    both = [first, queue.submit(work, 2).key]
+    assert found(looks) == []
+    assert 1.0 < looks.next_look_s() <= 100.0
+    assert found(looks, is_thorough=True) == both  # at rest
+    looks.look_soon()
+    assert found(looks) == both
+    assert looks.next_look_s() == candidates.LOOK_EVERY_S
+
+
+def test_a_look_that_left_something_is_followed_by_another_at_once(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "_NEXT_LOOK_S", 100.0)
+    looks = looking(store, queue)
+    urgent, usual = queue.submit(work, 1, priority=9).key, queue.submit(work, 2).key
+    for _, entry, _ in looks.find(is_thorough=False):
+        assert entry.key == urgent
+        break  # all threads are at work
+    assert found(looks) == [urgent, urgent, usual]
+
+
+def test_a_run_that_ended_during_a_look_is_no_collision_with_another_worker(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    """The look found it as it was before this worker began it."""
+    looks = looking(store, queue)
+    keys = [queue.submit(work, number).key for number in range(3)]
+    for _, entry, _ in looks.find(is_thorough=True):
+        if entry.key == keys[0]:
+            for other in queue.entries():
+                if other.key == keys[1]:
+                    looks.end(other)
+        assert entry.key != keys[1]
+    assert found(looks, is_thorough=True) == keys
