@@ -46,7 +46,7 @@ class Candidates:
         self._window = 2 * concurrency + 8  # entries read at once
         self._ready: deque[Candidate] = deque()  # at the last look
         self._looked_at = self._thorough_at = 0.0
-        self._ended: set[str] = set()  # entries whose work ended since: the look may have found them as they were before
+        self._ended: set[str] = set()  # entries whose work ended since: a look may find them as they were before
         self._took_all = False  # at the last look
         self._is_put_off = False  # a look was asked for, too soon after the last one
         self._crowded_until = 0.0

@@ -5,7 +5,8 @@ carry out   as any run: a worker that was suspended, and whose run was taken ove
 end         the end of the run is durable, and the entry goes in the same transaction. That of a group, or over HTTP,
             goes afterwards; in between, another worker finds the run ended
 take over   an entry that is marked running, and whose run has no lease: its worker died. One that kills its workers
-            again and again is given up (dead), with its history in the run
+            again and again is given up (dead), with its history in the run. Runs on which two workers died are carried
+            out one at a time in each worker: so it is not the neighbours of such a run that are given up
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Worker:
         self._lock = threading.Lock()
         self._at_work: dict[str, Run | None] = {}  # by ID of the entry
         self._delayed = {job: Delayed(store, job) for job in (*self._schedules, *self._jobs)}
+        self._suspect = ""  # ID of the entry at work on which more than one worker has died
         self._recover_at = 0.0
         self._recovered_to: dict[str, int] = {}  # where the search for dead workers was broken off
         self._turns_to: dict[str, int] = {}  # where that for groups without a turn was
@@ -202,7 +204,8 @@ class Worker:
                 if self._is_full():
                     return  # goes on here as soon as a thread is free
                 self._recovered_to[job] = entry.seq
-                if not self._is_at_work(entry) and self._pipelines.has(entry, job):
+                is_next = not (self._is_at_work(entry) or (entry.takeovers and self._suspect))
+                if is_next and self._pipelines.has(entry, job):
                     self._take_over(threads, job, entry)
             self._recovered_to.pop(job, None)
             most = self._limits[job].current().group_concurrency
@@ -210,12 +213,10 @@ class Worker:
         self._recover_at = time.monotonic() + self._lease_s * RECOVER_EVERY
 
     def _take_over(self, threads: ThreadPoolExecutor, job: str, entry: Entry) -> None:
-        with ExitStack() as stack:
-            try:
-                lease = stack.enter_context(self._lease_of(entry))
-            except LeaseHeld:
-                return
+        with suppress(LeaseHeld), ExitStack() as stack:
+            lease = stack.enter_context(self._lease_of(entry))
             if stack.enter_context(self._limits[job].place(self._lease_s)):
+                self._suspect = entry.id if entry.takeovers else self._suspect
                 self._begin(threads, entry, partial(self._work, job, entry, stack.pop_all(), lease))
 
     def _take(self, threads: ThreadPoolExecutor, *, is_thorough: bool) -> int:
@@ -294,16 +295,14 @@ class Worker:
             self._tell(entry.key, f"cannot be carried out now: {one_line(error)}")
         finally:
             self._candidates.end(entry)
+            if entry.id == self._suspect:
+                self._suspect, self._recover_at = "", 0.0  # the next one
             with self._lock:
                 self._at_work.pop(entry.id, None)
                 self._wake.set()
 
     def _fire(self, entry: Entry) -> None:
-        try:
-            record = self._store.get(entry.id)
-        except NotFound:
-            return
-        for key in fire(self._store, record):
+        for key in fire(self._store, entry.id):
             self._tell(key, "is submitted by its schedule")
 
     def _lease_of(self, entry: Entry) -> AbstractContextManager[Lease]:

@@ -16,7 +16,7 @@ from kedge.manager import CheckpointManager
 from kedge.ports import Then
 
 from .entries import Arguments, call_of, shown_call
-from .keys import arguments, digest_of
+from .keys import arguments, digest_of, signature_of
 from .keywords import RunKeywords
 from .owner import this_command
 from .place import here
@@ -134,7 +134,7 @@ class Pipeline(Generic[P, R_co]):
 
     def check_call(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Raise Validation for arguments with which it can never be called: before there is a run, which would fail."""
-        signature = inspect.signature(self.function)
+        signature = signature_of(self.function)
         self._check_names(signature, kwargs)
         try:
             signature.bind(*args, **kwargs)
@@ -155,7 +155,7 @@ class Pipeline(Generic[P, R_co]):
 
     def check_options(self, args: Sequence[object], options: object) -> None:
         """Raise Validation for an option that the pipeline has a parameter of the same name for: whose is it?"""
-        free = list(inspect.signature(self.function).parameters)[len(args) :]
+        free = list(signature_of(self.function).parameters)[len(args) :]
         for option in fields(options):  # type: ignore[arg-type] # a dataclass
             if option.name in free and getattr(options, option.name) != option.default:
                 raise Validation(
@@ -290,7 +290,7 @@ class _Step:
     def _title(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
         if self.name is None or "{" not in self.name:
             return self.name or function.__name__
-        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound = signature_of(function).bind(*args, **kwargs)
         bound.apply_defaults()
         return self.name.format(**bound.arguments)
 

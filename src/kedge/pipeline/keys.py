@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ormsgpack
 from blake3 import blake3
@@ -22,6 +23,7 @@ Path = tuple[str, ...]
 _PREVIEW_CHARACTERS = 200
 _PREVIEW_ENTRIES = 6  # of a list or dict
 _PREVIEW_NAMES = 20  # of arguments, or of a result that has names
+_signatures: WeakKeyDictionary[Callable[..., object], inspect.Signature] = WeakKeyDictionary()
 
 
 def show(path: Path) -> str:
@@ -67,9 +69,20 @@ def arguments(
     return named | {name: kwargs[name] for name in sorted(kwargs)}
 
 
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
+    """To make one takes longer than most of what it is needed for: it is made once."""
+    try:
+        known = _signatures.get(function)
+    except TypeError:  # it has no hash
+        return inspect.signature(function)
+    if known is None:
+        known = _signatures.setdefault(function, inspect.signature(function))
+    return known
+
+
 def parameters_of(function: Callable[..., object]) -> list[str] | None:
     """The names of a function's parameters; None for one that takes any."""
-    parameters = inspect.signature(function).parameters
+    parameters = signature_of(function).parameters
     is_open = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if is_open else list(parameters)
 

@@ -249,8 +249,12 @@ def _with_call(store: CheckpointManager, queue: str, name: str) -> tuple[Schedul
             # a worker has put another one in its place
 
 
-def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:
+def fire(store: CheckpointManager, entry_id: str) -> list[str]:
     """Submit what is due of a schedule whose lease the caller holds, and wait for the next moment; keys of runs."""
+    try:
+        record = store.get(entry_id)
+    except NotFound:
+        return []  # it was deleted, or another worker was here
     schedule = Schedule.of(record)
     if _record(store, schedule.queue, schedule.name).id != record.id:
         drop_entry(store, record.id)  # whoever replaced it died before this

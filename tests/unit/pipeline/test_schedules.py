@@ -129,9 +129,9 @@ def test_a_worker_that_dies_in_the_middle_leaves_one_schedule(
 
     with monkeypatch.context() as patch, pytest.raises(kedge.StorageError):
         patch.setattr(store.catalogue, "delete", die)
-        schedules.fire(store, record)
+        schedules.fire(store, record.id)
     assert len(store.list(schedule_job("q"))) == 2
-    schedules.fire(store, record)
+    schedules.fire(store, record.id)
     assert len(store.list(schedule_job("q"))) == 1
     assert [line for line in serve(store) if "completed" in line] == ["n-20260102T030000Z is completed"]
 

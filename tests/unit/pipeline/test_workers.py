@@ -447,3 +447,35 @@ def test_a_run_that_ended_during_a_look_is_no_collision_with_another_worker(
                     looks.end(other)
         assert entry.key != keys[1]
     assert found(looks, is_thorough=True) == keys
+
+
+def test_the_neighbours_of_a_run_that_kills_its_workers_are_not_given_up(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    """Runs on which two workers died are taken over one at a time: the next death says whose fault it was."""
+    lock, overlap, at_work, most = threading.Lock(), threading.Event(), [0], [0]
+
+    @kedge.pipeline
+    def suspect(number: int) -> int:
+        with lock:
+            at_work[0] += 1
+            most[0] = max(at_work[0], most[0])
+            if at_work[0] > 1:
+                overlap.set()
+        overlap.wait(0.3)
+        with lock:
+            at_work[0] -= 1
+        return number
+
+    handles = [queue.submit(suspect, number) for number in range(3)]
+    for entry in queue.entries():
+        store.tag(entry.id, state=RUNNING, takeovers="1")
+    serve(store, suspect, concurrency=4)
+    assert [handle.result(0) for handle in handles] == [0, 1, 2]
+    assert most == [1]
+    overlap.clear()
+    handles = [queue.submit(suspect, number) for number in (3, 4)]
+    for entry in queue.entries():
+        store.tag(entry.id, state=RUNNING)
+    serve(store, suspect, concurrency=4)
+    assert most == [2]  # one death may be anybody's: a machine that lost its power loses no time here

@@ -370,8 +370,10 @@ def _status(run: RunSummary) -> str:
         return f"{run.status}: a denial is final; use another key to start anew"
     if not run.is_abandoned:
         return str(run.status)
-    follows = f"a worker of queue {run.queue} takes it over" if run.queue else "resume it with kedge runs resume"
-    return f"{run.status}, its process is gone: {follows}" + ("" if run.queue else f" {run.key}")
+    follows = f"resume it with kedge runs resume {run.key}"
+    if run.queue:
+        follows = f"a worker of queue {run.queue} takes it over, unless kedge queue list {run.queue} --dead shows it"
+    return f"{run.status}, its process is gone: {follows}"
 
 
 def _progress(run: RunSummary) -> str:

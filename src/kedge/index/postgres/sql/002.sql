@@ -59,10 +59,11 @@ END $$;
 -- Append an event, which gets its number later.
 CREATE OR REPLACE FUNCTION kedge.append_1(
     ns integer, at bigint, actor_ text, action_ text, job_ text, checkpoint_ text, detail_ text
-) RETURNS void LANGUAGE sql AS $$
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
-    VALUES (ns, at, actor_, action_, job_, checkpoint_, detail_)
-$$;
+    VALUES (ns, at, actor_, action_, job_, checkpoint_, detail_);
+END $$;
 
 -- Number the events that have committed, at most so many: in a transaction of its own, which is durable before anybody
 -- reads a number. Numbers have no gaps, and each event contains the digest of the one before. Answers whether there are more.
@@ -126,9 +127,12 @@ BEGIN
 END $$;
 
 -- Whether somebody waits for events of a namespace.
-CREATE OR REPLACE FUNCTION kedge.is_awaited_1(ns integer) RETURNS boolean LANGUAGE sql AS $$
-    SELECT EXISTS (SELECT FROM kedge.awaited a WHERE a.ns_no = ns AND a.until > clock_timestamp())
-$$;
+CREATE OR REPLACE FUNCTION kedge.is_awaited_1(ns integer) RETURNS boolean LANGUAGE plpgsql
+    SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM kedge.awaited a WHERE a.ns_no = ns AND a.until > clock_timestamp());
+END $$;
 
 -- Whether a save may be committed under this key, or without one; `is_first`: it may be the first of its job.
 CREATE OR REPLACE FUNCTION kedge.has_key_1(namespace text, key_id text, is_first boolean) RETURNS boolean LANGUAGE plpgsql AS $$
