@@ -404,10 +404,10 @@ def coroutines(store: kedge.CheckpointManager, _: Path) -> Any:
     return asyncio.run(talk())
 
 
-@covers("store", "place", "close")
+@covers("store", "catalogue", "place", "close")
 def a_manager_that_was_closed(store: kedge.CheckpointManager, _: Path) -> Any:
     is_shown = store.place in repr(store)
-    assert store.store is not None
+    assert store.store.catalogue is store.catalogue
     store.close()
     return is_shown, attempt(lambda: store.save("j", "s", 1))[0], store.close()
 
