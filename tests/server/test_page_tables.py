@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 import kedge
 from kedge.server.page import tables
+from tests.parts import library
 
 
 def cells(page: str) -> list[list[str]]:
@@ -41,7 +42,7 @@ def test_what_is_no_table_is_shown_as_what_it_is(
 
 
 def test_frames_are_tables(client: TestClient, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    pandas, polars, arrow = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
+    pandas, polars, arrow = (library(name) for name in ("pandas", "polars", "pyarrow"))
     frame = pandas.DataFrame({"score": [0.5, 1.5], "name": ["a", None]}, index=pandas.Index(["x", "y"], name="key"))
     for value, wanted in (
         (frame, [["key", "score", "name"], ["x", "0.5", "a"]]),

@@ -462,7 +462,7 @@ def test_the_neighbours_of_a_run_that_kills_its_workers_are_not_given_up(
             most[0] = max(at_work[0], most[0])
             if at_work[0] > 1:
                 overlap.set()
-        overlap.wait(0.3)
+        overlap.wait(0.3)  # limit: always reached when they come one at a time
         with lock:
             at_work[0] -= 1
         return number
