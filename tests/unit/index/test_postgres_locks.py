@@ -6,21 +6,23 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from kedge.errors import LeaseLost, NotFound, StorageError
+from kedge.errors import Conflict, LeaseLost, NotFound, StorageError
 from kedge.index.group_commit import Save
 from kedge.index.rows import late_manifests
 from kedge.model import Lease
-from kedge.ports import Mark, NewCheckpoint, Provided, Seen, Unmet, Update
+from kedge.ports import ChunksGone, KeysChanged, Mark, NewCheckpoint, Provided, Seen, Then, Unmet, Update
 from kedge.testing.index_suite import chunk, record, references, save, with_chunks
 from tests.unit.index.test_postgres import index, open_index, remove, sql, url
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from kedge.index.postgres.index import PostgresIndex
+    from kedge.index.postgres.writes import PostgresWrites
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]
 
@@ -32,15 +34,31 @@ NAMESPACE = "PERFORM pg_advisory_xact_lock_shared(1801806951, ns);"
 STORE = "PERFORM pg_advisory_xact_lock_shared(1801806951, 0);"
 
 
+class Alone(NamedTuple):
+    """What has its namespace to itself."""
+
+    change: Callable[[PostgresWrites], object]
+
+
+class Sweep(NamedTuple):
+    """Of all chunks."""
+
+
 @contextmanager
 def uncommitted(index: PostgresIndex, *operations: Any) -> Iterator[None]:
     """These are done, in a transaction that commits at the end of the block: as while its flush takes its time."""
     from kedge.index.postgres.batch import commit_together
+    from kedge.index.postgres.writes import PostgresWrites
 
     with index._server.lend() as db:
         db.execute("BEGIN")
-        outcomes, _ = commit_together(db, operations, index._ns, index.namespace)
-        assert all(isinstance(outcome, tuple) for outcome in outcomes), outcomes
+        if isinstance(operations[0], Sweep):
+            assert index._sweep(db, lambda checkpoint, manifest: [], None)[0]
+        elif isinstance(operations[0], Alone):
+            operations[0].change(PostgresWrites(db, index._ns, index.namespace, is_careful=True))
+        else:
+            outcomes, _ = commit_together(db, operations, index._ns, index.namespace)
+            assert all(isinstance(outcome, tuple) for outcome in outcomes), outcomes
         yield
         db.execute("COMMIT")
 
@@ -70,9 +88,13 @@ def prepare(index: PostgresIndex) -> dict[str, Any]:
     """A job, one with an expired lease, a queue of two entries, a chunk."""
     parent, child = (save(index, record())[0] for _ in range(2))
     entries = [save(index, record("queue", tags={"state": "ready"}))[0] for _ in range(2)]
-    save(index, with_chunks(KEPT, job="chunks"))
+    kept = save(index, with_chunks(KEPT, job="chunks"))[0]
     index.acquire_lease("leased", "old", 0)  # has ended at once
-    return {"parent": parent.id, "child": child.id, "entries": [entry.id for entry in entries]}
+    # More than are deleted by the function of the server.
+    many = [parent.id, *(saved.id for saved in save(index, *(record("many") for _ in range(8))))]
+    return {
+        "parent": parent.id, "child": child.id, "entries": [entry.id for entry in entries], "many": many, "kept": kept,
+    }  # fmt: skip
 
 
 def retag(name: str) -> Callable[[dict[str, Any]], Any]:
@@ -87,10 +109,34 @@ def delete(number: int) -> Callable[[dict[str, Any]], Any]:
     return lambda there: Delete([there["entries"][number]], False, "me")
 
 
+def delete_kept(there: dict[str, Any]) -> Any:
+    from kedge.index.postgres.batch import Delete
+
+    return Delete([there["kept"].id], False, "me")
+
+
 def take_over(there: dict[str, Any]) -> Any:
     from kedge.index.postgres.batch import TakeLease
 
     return TakeLease("leased", "next", 60)
+
+
+def delete_many(there: dict[str, Any]) -> Alone:
+    return Alone(lambda writes: writes.delete(there["many"], False, "me"))
+
+
+def pin(there: dict[str, Any]) -> Alone:
+    return Alone(lambda writes: writes.update(there["entries"][0], Update(is_pinned=True), "me"))
+
+
+def sealed(there: dict[str, Any]) -> NewCheckpoint:
+    """The same checkpoint, as after a change of keys."""
+    new = with_chunks(job="chunks", reused=[KEPT])
+    return replace(new, id=there["kept"].id, digest=b"under the next key".ljust(32))
+
+
+def reseal(there: dict[str, Any]) -> Alone:
+    return Alone(lambda writes: writes.reseal(sealed(there), bytes.fromhex(there["kept"].digest), "me"))
 
 
 def mark(there: dict[str, Any]) -> Mark:
@@ -155,6 +201,68 @@ CROSSINGS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, str, type[BaseE
         lambda there: saving(record()),
         lambda index, there: index.mark([Seen(index.get(there["child"]))], "archived", actor="me"), NAMESPACE, None,
     ),
+    "a save that reuses a chunk that is being swept": (
+        lambda there: Sweep(), lambda index, there: save(index, REUSE), NAMESPACE, ChunksGone,
+    ),
+    "a save that reuses a chunk that is being said to be damaged": (
+        lambda there: Alone(lambda writes: writes.mark_damaged([KEPT], True)),
+        lambda index, there: save(index, REUSE), NAMESPACE, ChunksGone,
+    ),
+    "many are deleted beside a save behind one of them": (
+        lambda there: saving(record("beside", parent=there["parent"])),
+        lambda index, there: index.delete(there["many"], actor="me"), NAMESPACE, None,
+    ),
+    "a save behind a parent that is being deleted with many": (
+        delete_many, lambda index, there: save(index, record("beside", parent=there["parent"])), NAMESPACE, NotFound,
+    ),
+    "a checkpoint is pinned that is being deleted": (
+        delete(0), lambda index, there: index.update(there["entries"][0], Update(is_pinned=True), actor="me"),
+        NAMESPACE, NotFound,
+    ),
+    "a checkpoint is deleted that is being pinned": (
+        pin, lambda index, there: index.delete([there["entries"][0]], actor="me"), NAMESPACE, Conflict,
+    ),
+    "tags are changed of a checkpoint that is being deleted": (
+        delete(0), lambda index, there: index.update(there["entries"][0], Update(tags={"state": "held"}), actor="me"),
+        OTHER_JOB, NotFound,
+    ),
+    "tags are changed of an entry whose run is ending": (
+        lambda there: saving(record("run", then=Then(delete=[there["entries"][0]]))),
+        lambda index, there: index.update(there["entries"][0], Update(tags={"state": "held"}), actor="me"),
+        OTHER_JOB, NotFound,
+    ),
+    "a worker begins an entry that is being deleted": (
+        delete(0), lambda index, there: save(index, begun("one", marks=mark(there))), OTHER_JOB, Unmet,
+    ),
+    "an entry is deleted that a worker begins": (
+        lambda there: saving(begun("one", marks=mark(there))),
+        lambda index, there: index.delete([there["entries"][0]], actor="me"), OTHER_JOB, None,
+    ),
+    "a lease is taken that its run is releasing": (
+        lambda there: saving(record("leased", lease_token=1, then=Then(releases_lease=True))),
+        lambda index, there: index.acquire_lease("leased", "next", 60), OTHER_JOB, None,
+    ),
+    "a lease is renewed that is being taken over": (
+        take_over, lambda index, there: index.renew_lease(Lease("leased", 1, "old", 60)), OTHER_JOB, LeaseLost,
+    ),
+    "a lease is released that is being taken over": (
+        take_over, lambda index, there: index.release_lease(Lease("leased", 1, "old", 60)), OTHER_JOB, None,
+    ),
+    "a checkpoint is sealed anew that is being deleted": (
+        delete_kept,
+        lambda index, there: index.reseal(sealed(there), replacing=bytes.fromhex(there["kept"].digest), actor="me"),
+        NAMESPACE, None,
+    ),
+    "a checkpoint is deleted that is being sealed anew": (
+        reseal, lambda index, there: index.delete([there["kept"].id], actor="me"), NAMESPACE, None,
+    ),
+    "numbers are reserved beside a save": (
+        lambda there: saving(record()), lambda index, there: index.reserve_numbers("job", 100), NAMESPACE, None,
+    ),
+    "a policy is set beside a save": (
+        lambda there: saving(record()), lambda index, there: index.set_retention("job", "{}", actor="me"),
+        NAMESPACE, None,
+    ),
 }  # fmt: skip
 
 
@@ -168,7 +276,7 @@ def test_who_relies_on_the_same_waits(index: PostgresIndex, url: str, name: str)
         def act() -> None:
             try:
                 second(other, there)
-            except (LeaseLost, NotFound, Unmet) as error:
+            except (ChunksGone, Conflict, LeaseLost, NotFound, Unmet) as error:
                 refused.append(error)
 
         other = open_index(url)
@@ -220,6 +328,105 @@ def test_a_store_is_not_made_an_encrypted_one_beside_the_first_save_of_another_n
     remove(url, "lock_1", STORE, "NULL;")
     assert not cross("job")
     sql(url, "TRUNCATE kedge.job, kedge.checkpoint")
+
+
+def test_keys_are_not_changed_beside_a_save_under_them(index: PostgresIndex, url: str) -> None:
+    """Else the save would be under a key that nobody has any more (I10)."""
+
+    def sealed_as(key: str) -> NewCheckpoint:
+        return record(key_id=key)
+
+    def change(new: str, old: str | None) -> Alone:
+        return Alone(lambda writes: writes.set_keyring(new, new, old, "me"))
+
+    def cross(first: object, second: Callable[[], object]) -> tuple[bool, list[BaseException]]:
+        refused = list[BaseException]()
+
+        def act() -> None:
+            try:
+                second()
+            except KeysChanged as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=act)
+        with uncommitted(index, first):
+            thread.start()
+            has_waited = waits(url, thread)
+        thread.join()
+        return has_waited, refused
+
+    other = open_index(url)
+    assert index.set_keyring("one", "one", replacing=None, actor="me")
+    beside = cross(saving(sealed_as("one")), lambda: other.set_keyring("two", "two", replacing="one", actor="me"))
+    assert beside == (True, [])
+    has_waited, refused = cross(change("three", "two"), lambda: save(other, sealed_as("two")))
+    assert (has_waited, len(refused)) == (True, 1)
+    saved = [found.id for found in index.list("job")]
+    remove(url, "lock_1", NAMESPACE, "NULL;")
+    assert cross(change("four", "three"), lambda: save(other, sealed_as("three"))) == (False, [])
+    assert len(index.list("job")) == len(saved) + 1  # and nobody can read it
+    other.close()
+
+
+@pytest.mark.parametrize("is_condemned_first", [False, True])
+def test_a_pack_is_not_condemned_beside_a_save_that_names_it(
+    index: PostgresIndex, url: str, is_condemned_first: bool
+) -> None:
+    """Packs belong to all namespaces: no lock of one keeps this true, but that of the pack's row (I3)."""
+    other = open_index(url, "tenant")
+
+    def cross(n: int) -> tuple[bool, bool]:
+        """Whether the pack was condemned, and whether it was named."""
+        save(index, with_chunks(chunk("known", pack=f"p{n}")))  # the pack has a row
+        sql(url, "DELETE FROM kedge.chunk")
+        naming, answers = with_chunks(chunk(f"{n}", pack=f"p{n}"), job="beside"), list[bool]()
+
+        def name() -> None:
+            try:
+                answers.append(bool(save(other, naming)))
+            except ChunksGone:
+                answers.append(False)
+
+        def is_done() -> bool:
+            return not thread.is_alive() or sql(url, "SELECT 1 FROM pg_locks WHERE NOT granted") != []
+
+        second = name if is_condemned_first else lambda: answers.append(other.condemn(f"p{n}"))
+        thread = threading.Thread(target=second)
+        if is_condemned_first:
+            with index._server.lend() as db:
+                db.execute("BEGIN")
+                assert index._condemn(db, f"p{n}")
+                thread.start()
+                wait_for(is_done, "it hangs")
+                db.execute("COMMIT")
+        else:
+            with uncommitted(index, saving(naming)):
+                thread.start()
+                wait_for(is_done, "it hangs")
+        thread.join()
+        return (True, answers[0]) if is_condemned_first else (answers[0], True)
+
+    assert cross(1) == (is_condemned_first, not is_condemned_first)
+    remove(url, "save_1", "FOR SHARE", "")
+    assert cross(2) == (True, True)
+    sql(url, "DELETE FROM kedge.chunk")
+    other.close()
+
+
+def test_two_savers_replace_one_damaged_chunk(index: PostgresIndex, url: str) -> None:
+    """One waits for the other's row, and finds that it is sound."""
+    save(index, with_chunks(KEPT, job="chunks"))
+    assert index.mark_damaged([KEPT], True) == [KEPT.digest]
+    other = open_index(url)
+    thread = threading.Thread(target=lambda: save(other, with_chunks(KEPT, job="b")))
+    with uncommitted(index, saving(with_chunks(KEPT, job="a"))):
+        thread.start()
+        wait_for(lambda: not thread.is_alive() or sql(url, "SELECT 1 FROM pg_locks WHERE NOT granted"), "it hangs")
+        assert thread.is_alive()
+    thread.join()
+    assert not index.locate([KEPT.digest])[KEPT.digest].is_damaged
+    assert [len(index.list(job)) for job in ("a", "b")] == [1, 1]
+    other.close()
 
 
 INDEPENDENT: dict[str, tuple[Callable[[dict[str, Any]], Any], Any]] = {
@@ -426,10 +633,14 @@ def test_two_that_number_at_once_make_one_chain(index: PostgresIndex, url: str) 
     sql(url, "UPDATE kedge.namespace SET last_event = 0, chain = decode(repeat('00', 32), 'hex')")
 
 
+@pytest.mark.parametrize("numbered", ["not yet", "meanwhile", "half-way"])
 def test_a_sweep_heeds_events_that_have_no_number_yet(
-    index: PostgresIndex, url: str, monkeypatch: pytest.MonkeyPatch
+    index: PostgresIndex, url: str, monkeypatch: pytest.MonkeyPatch, numbered: str
 ) -> None:
+    import psycopg
+
     other = open_index(url)
+    numbering = psycopg.connect(url, autocommit=True)
 
     def sweep() -> int:
         """Of a chunk that a save reuses while the others are marked, in a row that was passed already."""
@@ -442,15 +653,26 @@ def test_a_sweep_heeds_events_that_have_no_number_yet(
         def mark(checkpoint: str, manifest: bytes) -> list[bytes]:
             if not has_come:
                 has_come.extend(save(other, with_chunks(job="early", reused=[kept])))
+                if numbered == "meanwhile":
+                    other.number_events()
+                elif numbered == "half-way":
+                    numbering.execute("BEGIN")
+                    numbering.execute("SELECT kedge.number_1(%s, 1000)", (index._ns,))
             return list(references(checkpoint, manifest))
 
-        return index.sweep(mark)[0]
+        gone = index.sweep(mark)[0]
+        numbering.execute("COMMIT")  # of nothing, where nothing was begun
+        return gone
 
     assert sweep() == 0
     index.delete([c.id for job in index.jobs() for c in index.list(job.name)], actor="me")
     index.sweep(lambda checkpoint, manifest: [])
-    monkeypatch.setattr("kedge.index.postgres.index._LATE_MANIFESTS", late_manifests())
+    here = "main.event"
+    if numbered == "meanwhile":
+        here = f"(SELECT ns_no, {2**63 - 1} AS id, checkpoint FROM main.unnumbered)"
+    monkeypatch.setattr("kedge.index.postgres.index._LATE_MANIFESTS", late_manifests(here))
     assert sweep() == 1
+    numbering.close()
     other.close()
 
 
