@@ -366,7 +366,7 @@ def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str,
     page.wait_for_selector("text=The first 100 of 50,000 rows")
     page.click("text=Show as a tree")
     page.wait_for_selector("text=49,900 more")
-    counts(page, ".panel > .tree > li > details .tree > li", 101)
+    counts(page, ".panel > .tree > li > details > div > .tree > li", 101)
 
 
 def test_with_tokens_one_signs_in(browser: Browser, tmp_path: Path) -> None:
