@@ -88,7 +88,7 @@ class Attempt:
 def attempt(action: str, subject: str, lock: int | None = None) -> Iterator[Attempt]:
     """A new attempt, under a lock of `only_one`. Its images and copies are gone afterwards, as those of killed ones."""
     home = state_directory() / "attempts"
-    identity = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
+    identity = _new_id()
     path = home / identity
     with storage_errors("write", home):
         make_own_folder(home)
@@ -109,6 +109,13 @@ def attempt(action: str, subject: str, lock: int | None = None) -> Iterator[Atte
     finally:
         _forget(path)
         os.close(own)
+
+
+def _new_id() -> str:
+    """In the order of attempts, also within a second: the last of them is `latest`."""
+    seconds, microseconds = divmod(time.time_ns() // 1000, 1_000_000)
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
+    return f"{moment}-{microseconds:06}{os.urandom(1).hex()}"
 
 
 def find_attempt(name: str) -> Attempt:
