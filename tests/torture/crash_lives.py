@@ -228,8 +228,9 @@ class _Living:
         again(self.root / PLACE, actor="life", master=master)
 
     def rekey(self, _: str) -> None:
+        store = self.store  # opened by the old key, and said to be
         self.report("rekeying", self.key + 1)
-        self.store.rekey(key_of(self.key + 1))
+        store.rekey(key_of(self.key + 1))
         self.key += 1
         self.report("rekeyed", self.key)
 

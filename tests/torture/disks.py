@@ -44,6 +44,8 @@ class Disk:
             _run("cp", "--sparse=always", str(self.image), str(new))
             new.replace(self.image)
             self._is_cut = False
+        if self.kind == "xfs":
+            options = (*options, "nouuid")  # the old one may still be mounted there
         _run("mount", "-t", self.kind, "-o", ",".join(("loop", *options)), str(self.image), str(self.path))
 
     def cut(self) -> None:

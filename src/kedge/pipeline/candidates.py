@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from random import shuffle
+from random import SystemRandom
 
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
@@ -21,6 +21,7 @@ _NEXT_LOOK_S = 0.01  # after one that took all there was: what is submitted mean
 _CROWDED_S = 1.0  # so long after a collision entries are taken in no order, out of more of them
 _CROWD = 8  # times as many
 _PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
+_dice = SystemRandom()  # not the generator that users seed
 
 
 Candidate = tuple[str, Entry, Stored | None]  # its job; as it was read, with its state, if that was just now
@@ -116,7 +117,7 @@ class Candidates:
             for job in self._jobs:
                 entries = self._of_priority(job, priority, window, short.get(job))
                 if is_crowded:
-                    shuffle(entries)
+                    _dice.shuffle(entries)
                 self._ready.extend((job, entry, stored) for entry, stored in entries)
                 yield from self._use_up()
         self._took_all = len(short) == len(pages)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
-from random import shuffle
+from random import SystemRandom
 from typing import Any
 
 from kedge.errors import LeaseHeld, QueueFull, Validation
@@ -32,6 +32,7 @@ _SHORTEST_LEASE_S = 0.1
 _LOOK_EVERY_S = 0.2  # for a right to begin that somebody else has
 _MOST_GROUPS = 1000  # whose rates are remembered
 _LOOK_BACK = 20  # records, for limits that make sense
+_dice = SystemRandom()  # not the generator that users seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class QueueLimits:
 
     def _find_place(self, limit: int, lease_s: float, stack: ExitStack) -> bool:
         numbers = list(range(limit))
-        shuffle(numbers)  # several workers look at once
+        _dice.shuffle(numbers)  # several workers look at once
         for number in numbers:
             try:
                 stack.enter_context(take_lease(self._store, f"{self._job}:place-{number}", lease_s))

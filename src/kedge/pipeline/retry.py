@@ -10,6 +10,8 @@ from kedge.errors import CheckpointError, StepTimeout, Validation, WorkerDied
 
 from .failure import StepFailed, type_name
 
+_dice = random.SystemRandom()  # not the generator that users seed
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -52,7 +54,7 @@ class Retry:
     def wait_s(self, failures: int) -> float:
         """How long to wait after the `failures`-th failure."""
         full = min(self.max_delay_s, self.delay_s * self.factor ** min(failures - 1, 1000))
-        return full * (1 - self.jitter * random.random())  # nosec B311 # no secret
+        return full * (1 - self.jitter * _dice.random())
 
 
 def parse_retries(retries: int | Retry) -> Retry:

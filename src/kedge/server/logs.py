@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import random
+import os
 import re
 import sys
 from contextvars import ContextVar
@@ -19,7 +19,7 @@ _GIVEN = re.compile(r"[A-Za-z0-9._-]{8,128}")
 
 def choose_request_id(given: str | None) -> str:
     """The caller's own ID where it is a harmless one, else a new one."""
-    return given if given is not None and _GIVEN.fullmatch(given) else f"{random.getrandbits(64):016x}"  # nosec B311 - not a secret
+    return given if given is not None and _GIVEN.fullmatch(given) else os.urandom(8).hex()
 
 
 class JsonLines(logging.Formatter):

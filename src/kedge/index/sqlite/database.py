@@ -27,6 +27,7 @@ _NO_SHARED_MEMORY = 4874  # SQLITE_IOERR_SHMSIZE: a full disk says this, and not
 
 _LOOK_AGAIN_S = (0.0002, 0.001)
 _MOST_LOOKS = 4  # times that, when somebody has looked as often
+_dice = random.SystemRandom()  # not the generator that users seed
 
 _MIGRATION = re.compile(r"(\d{3})\.sql")
 _SCRIPTS = Path(__file__).with_name("sql")  # importlib.resources would take longer to import than to read all of it
@@ -113,7 +114,7 @@ def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> bool:
             if time.monotonic() >= until:
                 raise
             looks = min(looks + 1, _MOST_LOOKS)
-            time.sleep(looks * random.uniform(*_LOOK_AGAIN_S))  # nosec B311
+            time.sleep(looks * _dice.uniform(*_LOOK_AGAIN_S))
         else:
             return looks > 0
 

@@ -53,6 +53,7 @@ _NEXT_NS = 2_000_000  # who is to have the next turn has to take it by then
 _PATIENCE_S = 0.05  # then whoever waits takes the turn when it can
 _STUCK_S = 1.0  # a turn that takes longer is waited for no more
 _LONE_TURNS = 16  # then nobody else is taken to write any more
+_dice = random.SystemRandom()  # not the generator that users seed
 
 
 class Asked(NamedTuple):
@@ -148,7 +149,7 @@ class ProcessQueue:
                         f"{self._path}: another process has had its turn, and this save, for {wait_s:.0f} s",
                         hint="it may still commit it: look whether it was done, then save again",
                     )
-                time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * random.uniform(0.8, 1.2))  # nosec B311
+                time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * _dice.uniform(0.8, 1.2))
                 pause_s = self._took_s / 4
         except BaseException:
             self._withdraw(token)
@@ -205,7 +206,7 @@ class ProcessQueue:
                 for request in unserved
                 if request.save or now_ns - self._unserved[request.token] > _TURNS_NS
             ]
-            token = random.choice(due) if due else 0  # nosec B311
+            token = _dice.choice(due) if due else 0
             with suppress(OSError):
                 self._write(_TURN.pack(self._me, now_ns, token), 0)
             self._is_ours = False
