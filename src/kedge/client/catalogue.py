@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from urllib.parse import quote
 
@@ -31,7 +31,7 @@ class HttpCatalogue:
     def __init__(self, client: Client) -> None:
         self.client = client  # another one in a forked child
 
-    def generation(self) -> Hashable | None:
+    def changed_jobs(self, after: int, limit: int) -> None:
         return None
 
     def get(self, checkpoint_id: str) -> Checkpoint:

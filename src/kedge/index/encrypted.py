@@ -12,7 +12,7 @@ metadata open the rows of a job one after the other; where names are hidden, lis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -144,10 +144,13 @@ class EncryptedIndex(SealedRows):
     @property
     def in_place(self) -> frozenset[str]:
         """As the index has it; what is opened here may take a lock."""
-        return frozenset({"generation"} & getattr(self.inner, "in_place", frozenset()))
+        return frozenset({"changed_jobs"} & getattr(self.inner, "in_place", frozenset()))
 
-    def generation(self) -> Hashable | None:
-        return self.inner.generation()
+    def changed_jobs(self, after: int, limit: int) -> Sequence[tuple[int, str | None]] | None:
+        changed = self.inner.changed_jobs(after, limit)
+        if not changed or not self.vault.hides_names:
+            return changed
+        return [(number, None if job is None else self.vault.names.text("job", job)) for number, job in changed]
 
     def find(self, job: str, keys: Sequence[str] | range) -> dict[str, _Row]:
         names = self.vault.names

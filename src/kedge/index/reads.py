@@ -6,7 +6,7 @@ Statements are SQLite's; each names its tables as `main.table`. `postgres.dialec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ class SqlReads:
             return checkpoint_of(job, columns), value
         raise missing(checkpoint_id)
 
-    def generation(self) -> Hashable | None:
+    def changed_jobs(self, after: int, limit: int) -> Sequence[tuple[int, str | None]] | None:
         return None
 
     def find(self, job: str, keys: Sequence[str] | range) -> Keyed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from kedge.model import Checkpoint, EventChain, Job, Lease
@@ -32,12 +32,13 @@ class Catalogue(Protocol):
         """The checkpoint and the way to its state, or NotFound."""
         ...
 
-    def generation(self) -> Hashable | None:
-        """A value that stays the same only while nothing changes here, whoever changes it.
+    def changed_jobs(self, after: int, limit: int) -> Sequence[tuple[int, str | None]] | None:
+        """Of the first `limit` events above `after`, in order, the number and the job; no job: it may be any.
 
-        None where it cannot be told for less than reading again takes.
+        Whoever has seen all of them has seen every change of a checkpoint so far. None where asking takes as long as
+        reading again.
         """
-        return None
+        ...
 
     def find(self, job: str, keys: Sequence[str] | range) -> dict[str, Stored]:
         """What was saved under these idempotency keys, or in a range of sequence numbers under any; by key.

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -331,21 +330,3 @@ def test_gc_takes_its_turn_among_writers_as_they_do(
 
         monkeypatch.setattr("kedge.index.sqlite.database.time.sleep", wait)  # sleep: of the product
         assert index.sweep(references) == (0, 0)
-
-
-def test_a_generation_ends_with_a_sweep_that_failed_half_way(
-    index: SqliteIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(index)
-
-    def delete_and_fail(connection: database.Connection, *_: object) -> None:
-        connection.execute("DELETE FROM chunk")
-        raise StorageError("no more")
-
-    monkeypatch.setattr("kedge.index.sqlite.index.sweep", delete_and_fail)
-    with ThreadPoolExecutor(1) as threads:  # connections of the main thread are its own
-        before = threads.submit(index.generation).result()
-        assert threads.submit(index.generation).result() == before
-        with pytest.raises(StorageError):
-            threads.submit(index.sweep, references).result()
-        assert threads.submit(index.generation).result() != before

@@ -106,7 +106,8 @@ def test_reading_takes_few_statements(thread: tuple[Path, list[Any]], monkeypatc
     fetch = SqliteIndex._fetch
 
     def counted(self: Any, db: Any, sql: str, *parameters: object) -> Any:
-        statements.append(sql)
+        if "main.event" not in sql:  # which says what has changed
+            statements.append(sql)
         return fetch(self, db, sql, *parameters)
 
     with KedgeSaver(path) as saver:
@@ -117,7 +118,7 @@ def test_reading_takes_few_statements(thread: tuple[Path, list[Any]], monkeypatc
         saver.manager.save("another-job", "step", 1)
         statements.clear()
         saver.get_tuple(CONFIG)
-        assert [sql for sql in statements if "main.event" not in sql] == []  # nothing of this thread has
+        assert statements == []  # nothing of this thread has
         saver.put_writes(saver.get_tuple(CONFIG).config, [("other", 1)], "task x")  # type: ignore[union-attr]
         statements.clear()
         saver.get_tuple(CONFIG)
@@ -133,7 +134,7 @@ def test_reading_takes_few_statements(thread: tuple[Path, list[Any]], monkeypatc
         saver.manager.save("another-job", "step", 2)
         statements.clear()
         assert len([*saver.list(CONFIG, limit=10)]) == 10
-        assert [sql for sql in statements if "main.event" not in sql] == []
+        assert statements == []
 
 
 @pytest.mark.parametrize("is_main", [True, False])
@@ -183,7 +184,8 @@ def test_rows_are_read_again_only_when_something_has_changed(
         fetch = SqliteIndex._fetch
 
         def count(index: SqliteIndex, db: Any, sql: str, *parameters: object) -> Any:
-            statements.append(sql)
+            if "main.event" not in sql:
+                statements.append(sql)
             return fetch(index, db, sql, *parameters)
 
         monkeypatch.setattr(SqliteIndex, "_fetch", count)

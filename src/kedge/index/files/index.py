@@ -27,7 +27,6 @@ from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, stor
 from kedge.index.group_commit import Save
 from kedge.index.rows import CHECKPOINT, FORGET_PACKS, late_manifests
 from kedge.index.sqlite.database import (
-    Connection,
     connect,
     is_encrypted,
     is_unsigned,
@@ -190,7 +189,7 @@ class FilesIndex(SqliteIndex):
         self._is_settled = True
 
     @contextmanager
-    def _lent(self) -> Iterator[Connection]:
+    def _lent(self) -> Iterator[sqlite3.Connection]:
         with self._memory_lock:
             self._check_open()
             self._catch_up()

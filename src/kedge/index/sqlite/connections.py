@@ -25,7 +25,7 @@ from kedge.blobs.shelter import forking
 from kedge.errors import StorageError
 from kedge.index.rows import Row
 
-from .database import TRANSLATED, Connection, typed
+from .database import TRANSLATED, typed
 
 MAX_IDLE = 8
 FORK_WAIT_S = 10.0  # for what is under way; then the child does without the index
@@ -35,16 +35,16 @@ _LOOK_EVERY_S = 0.001
 class Pool:
     """Connections that are lent, one user each."""
 
-    def __init__(self, name: str, connect: Callable[[], Connection]) -> None:
+    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
-        self._idle: list[Connection] = []
+        self._idle: list[sqlite3.Connection] = []
         self._lent = 0
         self.is_paused = False
         self._is_closed = False
         self._changed = threading.Condition(threading.Lock())
         self.in_place = InPlace(name, self)
 
-    def take(self) -> Connection:
+    def take(self) -> sqlite3.Connection:
         with self._changed:
             while self.is_paused:
                 self._changed.wait()
@@ -57,11 +57,11 @@ class Pool:
             self._returned(None)
             raise
 
-    def give(self, connection: Connection) -> None:
+    def give(self, connection: sqlite3.Connection) -> None:
         if surplus := self._returned(connection):
             surplus.close()
 
-    def _returned(self, connection: Connection | None) -> Connection | None:
+    def _returned(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
         """Count one less as lent; answers the connection if it isn't kept."""
         with self._changed:
             self._lent -= 1
@@ -116,14 +116,14 @@ class Reading:
     __slots__ = ("_connection", "_lock", "_name", "_pool")
 
     def __init__(
-        self, name: str, pool: Pool | None, connection: Connection, lock: AbstractContextManager[object]
+        self, name: str, pool: Pool | None, connection: sqlite3.Connection, lock: AbstractContextManager[object]
     ) -> None:
         self._name = name
         self._pool = pool
         self._connection = connection
         self._lock = lock
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> sqlite3.Connection:
         if self._pool is None:
             self._lock.__enter__()
             return self._connection
@@ -154,7 +154,7 @@ class InPlace:
     def __init__(self, name: str, pool: Pool) -> None:
         self._name = name
         self._pool = pool
-        self._connections: list[Connection] = []  # one; two if a handler has taken one at the same time
+        self._connections: list[sqlite3.Connection] = []  # one; two if a handler has taken one at the same time
 
     def __enter__(self) -> Self:
         return self
@@ -163,8 +163,8 @@ class InPlace:
         if isinstance(error, TRANSLATED):
             raise typed(error, self._name) from error
 
-    def fetch(self, sql: str, parameters: Sequence[object] = ()) -> tuple[list[Row], int]:
-        """All rows, and the number of the connection."""
+    def fetch(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """All rows."""
         while True:
             connections = self._connections
             try:
@@ -176,11 +176,11 @@ class InPlace:
                 continue  # a handler has forked, and closed it
             shelter.run(self._take)
 
-    def _rows(self, sql: str, parameters: Sequence[object]) -> tuple[list[Row], int] | None:
+    def _rows(self, sql: str, parameters: Sequence[object]) -> list[Row] | None:
         """None if there is no connection."""
         if connections := self._connections:
             connection = connections[-1]
-            return [*chain.from_iterable(map(connection.execute, (sql,), (parameters,)))], connection.number
+            return [*chain.from_iterable(map(connection.execute, (sql,), (parameters,)))]
         return None
 
     def _take(self) -> None:

@@ -10,9 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 from kedge.blobs.group_files import OWN_FILE, share
 from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation, storage_error, storage_errors
@@ -41,34 +39,18 @@ def migrations() -> list[tuple[int, str]]:
         return sorted((int(version), file.read_text()) for version, file in scripts)
 
 
-class Connection(sqlite3.Connection):
-    """A connection with a number that no other one of this process has had."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.number = next(_numbers)
-
-    def renumber(self) -> None:
-        """After it has written: what SQLite says of changes is of those by others."""
-        self.number = next(_numbers)
-
-
-_numbers = count()
-
-
-def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> Connection:
+def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> sqlite3.Connection:
     """A connection that syncs at every commit (I1). Transactions are begun and ended by hand."""
     if create and path is not None:
         _make_own(path)
     place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode=rw"
-    connection: Connection = sqlite3.connect(
+    connection = sqlite3.connect(
         place,
         uri=True,
         isolation_level=None,
         check_same_thread=False,
         timeout=busy_timeout_s,
         cached_statements=256,
-        factory=Connection,
     )
     try:
         run_alone(connection, "PRAGMA journal_mode=WAL", busy_timeout_s)  # SQLite does not wait for who creates it too

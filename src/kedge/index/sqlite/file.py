@@ -29,7 +29,6 @@ from .connections import (
     survive_forks,
 )
 from .database import (
-    Connection,
     connect,
     is_encrypted,
     is_unsigned,
@@ -169,7 +168,7 @@ class SqliteFile:
         self._numbers: dict[str, int] = {}  # of jobs that were asked for
         self._group = GroupCommit(self._run_batch)
 
-    def _connect_again(self) -> Connection:
+    def _connect_again(self) -> sqlite3.Connection:
         """Another connection to the file that was opened, which must still be the one at its path."""
         raise NotImplementedError
 

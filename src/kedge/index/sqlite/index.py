@@ -34,7 +34,7 @@ from kedge.ports.selection import PATH_HINT
 
 from .closed_mark import has_event, newest_event
 from .connections import InPlace, Reading, identity_of, refuse_after_fork
-from .database import Connection, connect, overwrite_deleted, run_alone, share_files, translated, typed
+from .database import connect, overwrite_deleted, run_alone, share_files, translated, typed
 from .file import SqliteFile
 from .leases import check_holder
 from .read_only import read_only_error
@@ -43,7 +43,7 @@ from .writes import MAX_JOBS
 
 T = TypeVar("T")
 
-_IN_PLACE = frozenset({"events", "find", "generation", "get", "job", "list_stored", "read"})
+_IN_PLACE = frozenset({"changed_jobs", "events", "find", "get", "job", "list_stored", "read"})
 _LOOK_EVERY_S = 0.1  # for events of other processes
 
 
@@ -59,21 +59,21 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
         """Methods that signal handlers do not disturb: what the main thread calls of these needs no other thread."""
         return _IN_PLACE if self._path is not None and self._file is None else frozenset()
 
-    def _reading(self) -> AbstractContextManager[Connection | InPlace]:
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection | InPlace]:
         """What `_fetch` asks in a `with` block. SQLite's errors leave it as ours."""
         if self._path is not None and self._file is None and is_exposed():
             self._check_open()
             return self._pool.in_place
         return self._lent()
 
-    def _lent(self) -> AbstractContextManager[Connection]:
+    def _lent(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection for a `with` block."""
         self._check_open()
         if self._file is not None:
             return self._file.reading()
         return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
 
-    def _connect_again(self) -> Connection:
+    def _connect_again(self) -> sqlite3.Connection:
         """Another connection to the file that was opened, which must still be the one at its path."""
         assert self._path is not None
         refuse_after_fork(self._path)
@@ -87,17 +87,12 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
         return connection
 
     def _fetch(self, db: sqlite3.Connection | InPlace, sql: str, *parameters: object) -> Sequence[Row]:
-        return db.fetch(sql, parameters)[0] if isinstance(db, InPlace) else db.execute(sql, parameters).fetchall()
+        return db.fetch(sql, parameters) if isinstance(db, InPlace) else db.execute(sql, parameters).fetchall()
 
-    def generation(self) -> tuple[int, int] | None:
+    def changed_jobs(self, after: int, limit: int) -> Sequence[tuple[int, str | None]] | None:
         if not self.in_place:
             return None
-        sql = "PRAGMA data_version"  # changes when another connection, of whatever process, has committed
-        with self._reading() as db:
-            rows, number = db.fetch(sql) if isinstance(db, InPlace) else (db.execute(sql).fetchall(), db.number)
-        for (version,) in rows:
-            return number, version
-        return None
+        return self._all("SELECT id, job FROM main.event WHERE id > ? AND ns_no = ? LIMIT ?", after, self._ns, limit)
 
     def _among(self, column: str, values: Sequence[str] | Sequence[bytes]) -> tuple[str, Sequence[object]]:
         return f"{column} IN ({','.join('?' * len(values))})", values
@@ -301,10 +296,7 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
                 # On its own connection: a fork waits for it to come back, and would keep others from being lent.
                 manifests = partial(self._walk, partial(self._fetch, connection))
                 stop = (lambda: False) if is_last else (lambda: self._pool.is_paused)
-                try:
-                    swept = sweep(connection, self._ns, manifests, references, stop, check)
-                finally:
-                    connection.renumber()  # a sweep that fails may have deleted before
+                swept = sweep(connection, self._ns, manifests, references, stop, check)
                 if swept is not None:
                     return swept
         raise AssertionError("the last sweep never stops")

@@ -23,7 +23,7 @@ from pathlib import Path
 from kedge.errors import ReadOnly, Unavailable, storage_error
 
 from .closed_mark import lacks_log, log_missing
-from .database import TRANSLATED, Connection, typed
+from .database import TRANSLATED, typed
 
 Look = tuple[tuple[int, ...], ...]
 
@@ -45,7 +45,7 @@ class ReadOnlyFile:
         self._copying = threading.Lock()
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection. SQLite's errors leave the block as ours; Unavailable if the file was changed meanwhile (I2)."""
         before = self._look()
         try:
@@ -62,7 +62,7 @@ class ReadOnlyFile:
         if not is_locked and self._look() != before:
             raise self._changed()
 
-    def _connect(self, look: Look) -> tuple[Connection, bool]:
+    def _connect(self, look: Look) -> tuple[sqlite3.Connection, bool]:
         """A connection, and whether it keeps writers from changing what is being read."""
         if lacks_log(self._path):
             raise log_missing(self._path)
@@ -120,9 +120,7 @@ def _identity(path: str) -> tuple[int, ...]:
     return status.st_ino, status.st_size
 
 
-def _opened(path: str, how: str) -> Connection:
+def _opened(path: str, how: str) -> sqlite3.Connection:
     # One user at a time, whatever its thread: a fork, or another thread, may close what this one has opened.
     place = f"{Path(path).absolute().as_uri()}?{how}"
-    return sqlite3.connect(
-        place, uri=True, isolation_level=None, timeout=30, check_same_thread=False, factory=Connection
-    )
+    return sqlite3.connect(place, uri=True, isolation_level=None, timeout=30, check_same_thread=False)

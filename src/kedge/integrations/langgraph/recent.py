@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,12 +19,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The log of events, as far as it was read in a generation of the store. Never changed, but replaced by another:
-    threads and signal handlers need no lock."""
+    """The log of events, as far as it was read. Never changed, but replaced by another: threads and signal handlers
+    need no lock."""
 
-    generation: Hashable
     newest: int  # the last event that was read
-    since: Hashable  # the event before which nothing is known; the generation, where the log cannot be read
+    since: int  # the event before which nothing is known
     changed: Mapping[str, int] = field(default_factory=dict)  # by job, its last event since
 
 
@@ -36,7 +35,7 @@ class Recent:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._view: _View | None = None
+        self._view = _View(0, 0)
         self._results: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
 
     def look(
@@ -59,24 +58,21 @@ class Recent:
 
     def _state_of(self, job: str | None) -> Hashable | None:
         """A value that stays the same only while nothing of the job changes; None where that cannot be told."""
-        generation = self._catalogue.generation()
-        if generation is None or job is None:
-            return generation
         view = self._view
-        if view is None or view.generation != generation:
-            view = self._view = self._followed(view, generation)
-        return view.since, view.changed.get(job, 0)
-
-    def _followed(self, view: _View | None, generation: Hashable) -> _View:
-        """Every change of a checkpoint is an event of its job, or of no job: then all jobs may have changed."""
         try:
-            if view is not None:
-                events = self._catalogue.events(view.newest, MOST_EVENTS)
-                changed = {**view.changed, **{event.job: event.id for event in events if event.job is not None}}
-                if len(events) < MOST_EVENTS >= len(changed) and all(event.job is not None for event in events):
-                    return _View(generation, events[-1].id if events else view.newest, view.since, changed)
-            newest = self._catalogue.events(limit=1, newest=True)
+            events = self._catalogue.changed_jobs(view.newest, MOST_EVENTS)
+            if events is None:
+                return None
+            if events:
+                view = self._view = self._followed(view, events)
         except Corrupted:
-            return _View(generation, 0, generation)
-        number = newest[0].id if newest else 0
-        return _View(generation, number, number)
+            return None
+        return view.newest if job is None else (view.since, view.changed.get(job, 0))
+
+    def _followed(self, view: _View, events: Sequence[tuple[int, str | None]]) -> _View:
+        """Every change of a checkpoint is an event of its job, or of no job: then all jobs may have changed."""
+        changed = {**view.changed, **{job: number for number, job in events if job is not None}}
+        if len(events) < MOST_EVENTS >= len(changed) and all(job is not None for _, job in events):
+            return _View(events[-1][0], view.since, changed)
+        newest = self._catalogue.events(limit=1, newest=True)
+        return _View(newest[-1].id, newest[-1].id)
