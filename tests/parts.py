@@ -116,6 +116,12 @@ def _docker() -> str | None:
     return _criu() or _command("dockerd", "docker", "containerd")
 
 
+def _compose() -> str | None:
+    """Both kinds, as `./dev lab` unpacks them."""
+    folder = Path(__file__).parents[1] / ".dev/lab/compose"
+    return None if folder.is_dir() else "no docker-compose and podman-compose in .dev/lab (./dev lab installs them)"
+
+
 def _cni() -> str | None:
     return None if Path("/usr/lib/cni/ptp").exists() else "no CNI plugins in /usr/lib/cni (containernetworking-plugins)"
 
@@ -173,6 +179,7 @@ def _netns() -> str | None:
 _PROBES: dict[str, Callable[[], str | None]] = {
     "cc": _cc,
     "cni": _cni,
+    "compose": _compose,
     "containerd": lambda: _command("containerd", "ctr"),
     "containerd-1.7": lambda: _lab_containerd("1.7"),
     "containerd-2": lambda: _lab_containerd("2"),

@@ -18,6 +18,7 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.requires("docker"), pytest.mark.xdist_group("containers")]
 Docker = Callable[..., str]
+SOCKET = "unix:///run/docker.sock"  # of the lab: nobody else sees its /run
 _CONFIG = """
 version = 2
 root = "{home}/root"
@@ -50,7 +51,6 @@ def docker(engine: Engine, *network: str) -> Iterator[Docker]:
     places = [f"--data-root={home}/data", "--exec-root=/run/docker", f"--pidfile={home}/pid"]  # sockets: short names
     group = f"kedge-docker-{os.urandom(4).hex()}"
     places.append(f"--cgroup-parent=/{group}")
-    socket = "unix:///run/docker.sock"  # of the lab: nobody else sees its /run
 
     def start(name: str, *words: str) -> subprocess.Popen[bytes]:
         with (home / f"{name}.log").open("wb") as log:
@@ -60,13 +60,13 @@ def docker(engine: Engine, *network: str) -> Iterator[Docker]:
             )  # what it starts has its environment
 
     def call(*words: str | Path, check: bool = True) -> str:
-        return engine.lab.run("docker", "--host", socket, "--config", home, *words, check=check).stdout
+        return engine.lab.run("docker", "--host", SOCKET, "--config", home, *words, check=check).stdout
 
     engine.lab.run("mount", "-t", "tmpfs", "run", "/run")
     daemons = [start("containerd", f"--config={home}/containerd.toml")]
     try:
         wait_for((home / "socket").exists, "containerd does not start")
-        config = ["--config-file", f"{home}/daemon.json", "--containerd", f"{home}/socket", "--host", socket]
+        config = ["--config-file", f"{home}/daemon.json", "--containerd", f"{home}/socket", "--host", SOCKET]
         daemons.append(start("dockerd", *config, *places, *network))
         wait_for(lambda: call("version", check=False).count("Version:") > 1, "dockerd does not start", 60)
         yield call
@@ -86,7 +86,7 @@ def test_stopped_started_restarted_and_run_again(tmp_path: Path, propagation: st
         engine = Engine(made)
         made.run("mount", f"--make-r{propagation}", "/")
         with docker(engine, "--iptables=false", "--ip6tables=false", "--bridge=none") as call:
-            _import(engine, call)
+            import_image(engine, call)
             _lived(engine, call)
 
 
@@ -95,7 +95,7 @@ def test_on_the_bridge(tmp_path: Path) -> None:
     with lab(tmp_path) as made:
         engine = Engine(made)
         with docker(engine) as call:
-            _import(engine, call)
+            import_image(engine, call)
             wishes = [word for wish in (*KEPT, "KEDGE_POLICY=fail") for word in ("--env", wish)]
             place = ("--publish=127.0.0.1:18080:8080", "--runtime=kedge", "--volume=/usr:/usr:ro")
 
@@ -121,7 +121,7 @@ def test_on_the_bridge(tmp_path: Path) -> None:
             assert [ask("second"), ask("second", by_port=True)] == [5, 6]
 
 
-def _import(engine: Engine, call: Docker) -> None:
+def import_image(engine: Engine, call: Docker) -> None:
     lower, archive = engine.bundle("image") / "lower", engine.lab.root / "image.tar"
     engine.lab.run("tar", "--directory", lower, "--create", "--file", archive, ".")
     call("import", archive, "counter:1")
