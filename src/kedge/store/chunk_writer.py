@@ -91,9 +91,13 @@ class ChunkWriter:
         size_hint: int = 0,
         key: DataKey | None = None,
         inline_bytes: int = INLINE_BYTES,
+        unasked_bytes: int = 0,
     ) -> None:
+        """`unasked_bytes`: up to this, named chunks of a save that reuses others go with the commit without asking
+        first: what its process has not saved is new, but for what another one has saved, and that stays as it is."""
         self._blobs = blobs
         self._inline_bytes = inline_bytes
+        self._unasked_bytes = min(unasked_bytes, inline_bytes)
         self.key = key
         self._locate = locate
         self._pool = pool
@@ -199,18 +203,20 @@ class ChunkWriter:
         return old.digest == digest and old.size_bytes == size and self._reuse(old)
 
     def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
-        """Write chunks that belong to no stream and whose digests are known: one look-up for all."""
-        self._store_fresh({self.name(digest): memoryview(piece) for digest, piece in pieces.items()})
+        """Write chunks that belong to no stream and whose digests are known: at most one look-up for all."""
+        fresh = {self.name(digest): memoryview(piece) for digest, piece in pieces.items()}
+        is_new = bool(self._reused) and sum(map(len, fresh.values())) <= self._unasked_bytes
+        self._store_fresh(fresh, is_asked=not is_new)
 
     def reuse(self, digest: bytes) -> bool:
         """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
         return self._reuse(Entry(0, digest))
 
-    def _store_fresh(self, fresh: dict[bytes, memoryview]) -> None:
-        """Place those that the index does not have and nobody else in this save has placed."""
+    def _store_fresh(self, fresh: dict[bytes, memoryview], *, is_asked: bool = True) -> None:
+        """Place those that the index does not have, if it is asked, and nobody else in this save has placed."""
         if not fresh:
             return
-        known = self._locate(list(fresh))
+        known = self._locate(list(fresh)) if is_asked else {}
         with self._lock:
             for digest, chunk in known.items():
                 if digest not in self._distrusted and not chunk.is_damaged:

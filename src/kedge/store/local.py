@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _Streams = list[list[Entry]]
 
 _MAX_ATTEMPTS = 8
+_UNASKED_BYTES = 32 * 1024  # of a tree in parts; to send that again takes no longer than to ask what the index has
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
 _REPEATED = (StorageError, ChunksGone, IdTaken, KeysChanged)  # by which a first commit may fail
@@ -268,7 +269,7 @@ class LocalStore(Loading):
         distrusted: frozenset[bytes],
         actor: str,
     ) -> Checkpoint:
-        writer = self.writer(distrusted=distrusted)
+        writer = self.writer(distrusted=distrusted, unasked_bytes=_UNASKED_BYTES)
         with settled(writer):
             packed, named = write_parts(tree, writer, lambda digest: writer.name(digest) in self._known)
             record = request.record(checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
@@ -284,11 +285,12 @@ class LocalStore(Loading):
         size_hint: int = 0,
         previous: Sequence[Sequence[Entry]] = (),
         key: DataKey | None = None,
+        unasked_bytes: int = 0,
     ) -> ChunkWriter:
         """For the chunks of one save, under the current data key unless another one is given."""
         return ChunkWriter(
             self.blobs, self.index.locate, self.pool, previous=previous, distrusted=distrusted, size_hint=size_hint,
-            key=key or self.key, inline_bytes=self.inline_bytes,
+            key=key or self.key, inline_bytes=self.inline_bytes, unasked_bytes=unasked_bytes,
         )  # fmt: skip
 
     def commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:

@@ -976,6 +976,41 @@ def test_a_run_of_one_step_takes_three_round_trips(url: str, asked: list[object]
         ]  # fmt: skip
 
 
+def test_a_put_in_which_little_is_new_asks_for_no_chunk(url: str, asked: list[object]) -> None:
+    import psycopg
+
+    from kedge.integrations.langgraph import KedgeSaver
+
+    def put(saver: KedgeSaver, thread: str, items: list[str]) -> int:
+        """How many statements it took, and how many chunks there are then."""
+        config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+        checkpoint: Any = {
+            "v": 4, "id": f"{thread}-{items[0][:9]}", "ts": "2026-01-01T00:00:00+00:00", "versions_seen": {},
+            "channel_values": {"items": items}, "channel_versions": {"items": items[0]},
+        }  # fmt: skip
+        asked.clear()
+        at = saver.put(config, checkpoint, {}, checkpoint["channel_versions"])
+        statements = len(asked)
+        found = saver.get_tuple(at)
+        assert found is not None
+        assert found.checkpoint["channel_values"] == {"items": items}
+        return statements
+
+    def chunks() -> Any:
+        with psycopg.connect(url) as db:
+            return db.execute("SELECT count(*), sum(length(data)) FROM kedge.chunk").fetchone()
+
+    items = [f"item {number:4}, " * 100 for number in range(200)]
+    with KedgeSaver(url) as here, KedgeSaver(url) as elsewhere:
+        changed = ["another, " * 100, *items[1:]]
+        put(here, "a", items)
+        assert put(here, "a", changed) == 1
+        put(elsewhere, "b", items)
+        before = chunks()
+        put(elsewhere, "b", changed)  # its chunks are there, which nobody knows here
+        assert chunks() == before  # and are there once
+
+
 def test_a_submission_takes_one_round_trip_and_a_run_two_commits_and_no_read(url: str, asked: list[object]) -> None:
     from kedge.pipeline.consumer import Worker
 
