@@ -214,6 +214,16 @@ def embed(texts: list[str]) -> list[list[float]]:
     return [[float(text.count(letter)) for letter in "abcdefgh"] for text in texts]
 
 
+@pytest.mark.parametrize("index", [{"text_fields": ["b"]}, {"text_fields": "b"}, {"fields": "b"}, {"fields": ["b"]}])
+def test_fields_are_named_as_in_other_stores(index: Any) -> None:
+    with KedgeStore("memory:", index={"dims": 8, "embed": embed, **index}) as store:
+        store.put(("a",), "1", {"a": "abba", "b": "hhhh"})
+        (item,) = store.search(("a",), query="hhhh")
+        assert item.score == pytest.approx(1.0)
+    with pytest.raises(Validation, match="fields is a int"):
+        KedgeStore("memory:", index={"dims": 8, "embed": embed, "fields": 7})  # type: ignore[typeddict-item]
+
+
 @pytest.mark.parametrize("fields", [["$"], ["text"], ["text", "notes[*]"]])
 def test_memories_are_found_by_meaning_as_in_the_store_in_memory(tmp_path: Path, fields: list[str]) -> None:
     index: Any = {"dims": 8, "embed": embed, "fields": fields}

@@ -21,7 +21,7 @@ class Meaning:
     def __init__(self, config: IndexConfig) -> None:
         self._embeddings: Embeddings = ensure_embeddings(config.get("embed"))
         self._dims = config.get("dims")
-        self._fields = config.get("fields") or ["$"]
+        self._fields = _fields_of(config)
 
     def vectors(self, value: Mapping[str, Any], paths: Sequence[str] | None) -> dict[str, bytes]:
         """The vectors of an item, of these paths or the configured ones."""
@@ -44,6 +44,16 @@ class Meaning:
 
     def query(self, text: str) -> bytes:
         return self._packed(self._embeddings.embed_query(text))
+
+
+def _fields_of(config: Mapping[str, object]) -> Sequence[str]:
+    """The paths of the texts that are embedded; SqliteStore calls them text_fields, and takes a single one as text."""
+    fields = config.get("fields") or config.get("text_fields") or "$"
+    if isinstance(fields, list | tuple):
+        return [str(field) for field in fields]
+    if not isinstance(fields, str):
+        raise Validation(f"index: fields is a {type(fields).__name__}", hint='use a list of paths: ["text"]')
+    return [fields]
 
 
 def closeness(query: bytes, items: Sequence[Vectors]) -> list[float | None]:
