@@ -243,12 +243,13 @@ class ChunkWriter:
 
         Answers whether it shrank.
         """
-        encoding, stored = Encoding.RAW, piece
+        encoding = Encoding.RAW
+        stored: Buffer = piece
         is_smaller = False
         if try_zstd:
             squeezed = _compressor().compress(piece)
             if len(squeezed) < 0.9 * len(piece):
-                encoding, stored, is_smaller = Encoding.ZSTD, memoryview(squeezed), True
+                encoding, stored, is_smaller = Encoding.ZSTD, squeezed, True
         if self.key is not None:
             encoding |= Encoding.SEALED
             stored = _seal(self.key, digest, stored)
@@ -263,7 +264,7 @@ class ChunkWriter:
                 together.clear()
         return is_smaller
 
-    def _put_by(self, digest: bytes, size: int, encoding: Encoding, stored: memoryview) -> None:
+    def _put_by(self, digest: bytes, size: int, encoding: Encoding, stored: Buffer) -> None:
         """A small chunk waits for others, of any worker, to be written with."""
         with self._lock:
             self._waiting.append((digest, size, encoding, bytes(stored)))
@@ -364,7 +365,7 @@ def settled(writer: ChunkWriter) -> Iterator[None]:
     writer.release()
 
 
-def _seal(key: DataKey, name: bytes, plain: memoryview) -> memoryview:
+def _seal(key: DataKey, name: bytes, plain: Buffer) -> memoryview:
     """An envelope in a buffer of this thread, good until the next one: fresh memory costs as much as encrypting."""
     size = len(plain) + key.overhead_bytes
     buffer: bytearray | None = getattr(_local, "envelope", None)

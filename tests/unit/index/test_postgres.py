@@ -24,7 +24,9 @@ from kedge.model import MAX_TAGS, CheckpointId, CheckpointStatus, Lease
 from kedge.ports import (
     KEYS,
     NEWEST_INTACT,
+    Chunk,
     ChunksGone,
+    Encoding,
     KeysChanged,
     Mark,
     NewCheckpoint,
@@ -34,6 +36,7 @@ from kedge.ports import (
     Then,
     Unmet,
     Update,
+    digest_of,
 )
 from kedge.store.request import parse_request
 from kedge.testing.index_suite import chunk, record, save, with_chunks
@@ -425,6 +428,18 @@ def test_most_saves_take_one_round_trip(index: PostgresIndex, asked: list[object
     assert [found.seq for found in index.list("job", Selection(tags={"k": ["v"]}))] == [3]
     assert [found.seq for found, _ in index.find("job", ["key"]).values()] == [3]
     assert index.locate([chunk("packed").digest])[chunk("packed").digest].pack == "p"
+
+
+def test_chunks_of_one_round_trip_keep_their_own_bytes(index: PostgresIndex, asked: list[object]) -> None:
+    def inline(size: int) -> Chunk:
+        data = os.urandom(size)
+        return Chunk(digest_of(data), size, size, Encoding.RAW, data=data)
+
+    some = [inline(1), chunk("packed"), *map(inline, (5000, 3, 70000)), chunk("packed too", pack="p")]
+    asked.clear()
+    save(index, with_chunks(*some[:4]), with_chunks(*some[2:]))
+    assert len(asked) == 1
+    assert index.locate([one.digest for one in some]) == {one.digest: one for one in some}
 
 
 def test_a_lease_and_the_first_save_under_it_take_one_round_trip_each(

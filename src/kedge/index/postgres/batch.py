@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 from kedge.index.group_commit import Save
@@ -31,9 +32,9 @@ _OF_SAVE = (
     *("text", "boolean", "text", "boolean", "bytea", "text", "bytea", "bigint", "text"),
 )
 _OF_TAG = ("integer", "text", "text")
-_OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "integer", "bigint", "bytea")
+_OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "integer", "bigint", "integer")
 _SAVE_ONE = f"kedge.save_one_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + 2))})"
-_SAVE = f"kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 1))})"
+_SAVE = f"kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 2))})"
 
 _LOCK = "(SELECT kedge.lock_1(%s, %s, %s, %s) OFFSET 0) l"
 
@@ -298,7 +299,7 @@ def _values(new: NewCheckpoint, actor: str) -> tuple[Any, ...]:
     return (new.job, new.lease_token, *columns_of(new), *key, now_us(), actor)
 
 
-def _placed(records: Sequence[NewCheckpoint]) -> list[Array | None]:
+def _placed(records: Sequence[NewCheckpoint]) -> list[Array | bytes | None]:
     """Packs, new chunks, and those that must be there."""
     chunks: dict[bytes, Chunk] = {}
     reused: set[bytes] = set()
@@ -308,13 +309,17 @@ def _placed(records: Sequence[NewCheckpoint]) -> list[Array | None]:
         reused.update(record.reused_chunks)
     packs = sorted({chunk.pack for chunk in chunks.values()} - {""})
     place = {pack: n for n, pack in enumerate(packs, 1)}
+    new = sorted(chunks.values(), key=lambda chunk: chunk.digest)
+    ends = accumulate((len(chunk.data or b"") for chunk in new), initial=1)
     rows = [
-        (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, place.get(c.pack), c.offset, c.data)
-        for c in sorted(chunks.values(), key=lambda chunk: chunk.digest)
-    ]
+        (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, place.get(c.pack), c.offset,
+         None if c.data is None else start)
+        for c, start in zip(new, ends, strict=False)
+    ]  # fmt: skip
     return [
         Array("text", packs) if packs else None,
         *_columns(_OF_CHUNK, rows),
+        b"".join([chunk.data for chunk in new if chunk.data is not None]),
         Array("bytea", sorted(reused)) if reused else None,
     ]
 

@@ -247,7 +247,9 @@ class Array:
         else:
             if kind == "text":
                 values = [None if value is None else value.encode() for value in values]
-            parts = [_NULL if value is None else len(value).to_bytes(4, "big") + value for value in values]
+            parts = []
+            for value in values:
+                parts += (_NULL,) if value is None else (len(value).to_bytes(4, "big"), value)
         self.data = header + b"".join(parts)
 
 

@@ -159,9 +159,10 @@ CREATE OR REPLACE FUNCTION kedge.save_1(
     keys text[], request_digests bytea[], at_us bigint[], actors text[],
     -- for each tag: the number of its save, from 1 on
     tag_of integer[], tag_names text[], tag_values text[],
-    -- for each chunk; `chunk_packs` are places in `packs`, NULL for those in the index
+    -- for each chunk; `chunk_packs` are places in `packs`, NULL for those in the index, which are in `chunk_data` one after
+    -- the other from `chunk_starts` on: an array of them would be copied again and again
     packs text[], chunk_digests bytea[], chunk_sizes bigint[], chunk_stored bigint[], chunk_encodings smallint[],
-    chunk_bases bytea[], chunk_packs integer[], chunk_offsets bigint[], chunk_data bytea[],
+    chunk_bases bytea[], chunk_packs integer[], chunk_offsets bigint[], chunk_starts integer[], chunk_data bytea,
     reused bytea[]
 ) RETURNS bigint[] LANGUAGE plpgsql
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -258,9 +259,9 @@ BEGIN
             DELETE FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = ANY(damaged);
         END IF;
         INSERT INTO kedge.chunk
-        SELECT ns, u.d, u.s, u.t, u.e, false, u.f, pack_nos[u.p], u.o, u.b
+        SELECT ns, u.d, u.s, u.t, u.e, false, u.f, pack_nos[u.p], u.o, substring(chunk_data FROM u.b FOR u.t::integer)
         FROM unnest(chunk_digests, chunk_sizes, chunk_stored, chunk_encodings, chunk_bases, chunk_packs, chunk_offsets,
-            chunk_data) AS u (d, s, t, e, f, p, o, b)
+            chunk_starts) AS u (d, s, t, e, f, p, o, b)
         LEFT JOIN LATERAL (
             SELECT true AS is_there FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = u.d OFFSET 0
         ) c ON true
