@@ -29,6 +29,13 @@ def end_if_criu_was_killed(runtime: int, held: Sequence[int]) -> None:
         end([pid for pid, _ in children], held, besides=(runtime, int(stat_of(runtime)[1])))
 
 
+def first_of(held: Sequence[int]) -> list[int]:
+    """Of those who have the first of these locks, but for ourselves, those whose parents have not."""
+    ours = {read_link(f"/proc/self/fd/{fd}") for fd in held[:1]}
+    holders = {int(name) for name in list_names("/proc") if name.isdigit() and _has_open(name, ours)} - {os.getpid()}
+    return [pid for pid in holders if (fields := stat_of(pid)) and int(fields[1]) not in holders]
+
+
 def end(roots: Sequence[int], held: Sequence[int], besides: Collection[int] = ()) -> None:
     """End these with all below them, and whoever else has one of our locks, but for ourselves and `besides`."""
     ours = {read_link(f"/proc/self/fd/{fd}") for fd in held}

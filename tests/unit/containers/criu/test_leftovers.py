@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kedge.containers.criu import leftovers
+from kedge.containers.criu.command import was_killed
 from kedge.containers.guard import Guard
 from kedge.containers.pids import children_of, is_alive
 from tests.waiting import wait_for
@@ -22,10 +23,21 @@ RUNTIME = "true & sh -c 'read word <{fifo}; exit 1' & sleep 1000000 & echo ready
 STUCK = """
 import os, socket, subprocess
 near, far = socket.socketpair()
-subprocess.Popen(["sh", "-c", "kill -9 $$"])
+criu = subprocess.Popen(["sh", "-c", "kill -9 $$"])  # one that nobody refers to is reaped by the next Popen
 subprocess.Popen(["sleep", "1000000"], pass_fds=[far.fileno()])
 far.close()
 os._exit(0 if near.recv(1) else 3)
+"""
+
+# Goes on when the shell above it was killed, and makes something.
+ORPHAN = """
+import os, sys, time
+shell = os.getppid()
+os.kill(shell, 9)
+while os.getppid() == shell:
+    time.sleep(0.01)  # sleep: until that is seen
+time.sleep(0.2)  # sleep: it is still at work when we are back, if nobody waits for it
+open(sys.argv[1], "w").close()
 """
 
 
@@ -103,3 +115,15 @@ def test_a_guarded_restore_is_looked_after(tmp_path: Path, monkeypatch: pytest.M
     runtime = tmp_path / "runtime"
     runtime.write_text(STUCK)
     assert Guard(["true"]).run([sys.executable, str(runtime)], []) == 3
+
+
+def test_what_a_guard_that_was_killed_had_started_is_removed(tmp_path: Path) -> None:
+    """Not before it is there: it would run on files that are put back below it."""
+    made, lock = tmp_path / "made", os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    runtime = tmp_path / "runtime"
+    runtime.write_text(ORPHAN)
+    status = Guard(["rm", str(made)]).run([sys.executable, str(runtime), str(made)], [lock])
+    assert was_killed(status)
+    assert not leftovers.first_of([lock])
+    assert not made.exists()
+    os.close(lock)
