@@ -150,7 +150,7 @@ class EncryptedIndex(SealedRows):
         changed = self.inner.changed_jobs(after, limit)
         if not changed or not self.vault.hides_names:
             return changed
-        return [(number, None if job is None else self.vault.names.text("job", job)) for number, job in changed]
+        return [(number, self.vault.names.text("job", job) if job else job) for number, job in changed]
 
     def find(self, job: str, keys: Sequence[str] | range) -> dict[str, _Row]:
         names = self.vault.names

@@ -33,7 +33,9 @@ class Catalogue(Protocol):
         ...
 
     def changed_jobs(self, after: int, limit: int) -> Sequence[tuple[int, str | None]] | None:
-        """Of the first `limit` events above `after`, in order, the number and the job; no job: it may be any.
+        """Of the last `limit` events above `after`, newest first, the number and the job; no job: it may be any.
+
+        Events of other namespaces count, so that busy ones cost this one nothing; their job is "".
 
         Whoever has seen all of them has seen every change of a checkpoint so far. None where asking takes as long as
         reading again.

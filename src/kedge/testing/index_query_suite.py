@@ -68,7 +68,6 @@ class IndexQuerySuite(IndexFixtures):
         ]
         if index.changed_jobs(0, 1) is None:
             return
-        save(tenant)
         for change in changes:
             seen = index.events(limit=1, newest=True)[0].id
             assert index.changed_jobs(seen, 8) == []
@@ -76,8 +75,14 @@ class IndexQuerySuite(IndexFixtures):
             changed = index.changed_jobs(seen, 8)
             assert changed
             assert [job for _, job in changed] in (["job"], [None])
-            assert [number for number, _ in changed] == [event.id for event in index.events(seen)]
+            assert [number for number, _ in changed] == [event.id for event in index.events(seen)][::-1]
             assert index.changed_jobs(seen, 1) == changed[:1]
+        seen = index.events(limit=1, newest=True)[0].id
+        for _ in range(3):
+            save(tenant)
+        assert [job for _, job in index.changed_jobs(seen, 8) or ()] == ["", "", ""]
+        save(index)
+        assert [job for _, job in index.changed_jobs(seen, 2) or ()] == ["job", ""]
 
     def test_the_log_is_read_as_others_have_written_it(self, index: Index, peer: Index) -> None:
         for _ in range(2):

@@ -213,3 +213,25 @@ def test_damage_is_named_by_whoever_reads_it(thread: tuple[Path, list[Any]]) -> 
     db.close()
     with KedgeSaver(path) as saver, pytest.raises(kedge.Corrupted, match="chunk"):
         saver.get_tuple(CONFIG)
+
+
+def test_what_other_namespaces_write_is_passed_over_once(
+    thread: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, states = thread
+    asked: list[int] = []
+    with KedgeSaver(path) as saver, kedge.open(path, namespace="busy") as busy:
+        look = saver.manager.catalogue.changed_jobs
+
+        def counted(after: int, limit: int) -> Any:
+            asked.append(len(answer := look(after, limit) or ()))
+            return answer
+
+        monkeypatch.setattr(saver.manager.catalogue, "changed_jobs", counted)
+        for writes in (0, 3, 2 * MOST_EVENTS, 0):
+            for n in range(writes):
+                busy.save("job", "step", n)
+            saver.get_tuple(CONFIG)
+            assert values_of([saver.get_tuple(CONFIG)]) == states[:1]
+        assert max(asked) == MOST_EVENTS
+        assert asked[1::2] == [0, 0, 0, 0]  # nothing is looked at twice

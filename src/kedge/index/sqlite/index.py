@@ -92,7 +92,8 @@ class SqliteIndex(SqliteFile, SqlReads, SqlChanges):
     def changed_jobs(self, after: int, limit: int) -> Sequence[tuple[int, str | None]] | None:
         if not self.in_place:
             return None
-        return self._all("SELECT id, job FROM main.event WHERE id > ? AND ns_no = ? LIMIT ?", after, self._ns, limit)
+        sql = "SELECT id, CASE ns_no WHEN ? THEN job ELSE '' END FROM main.event WHERE id > ? ORDER BY id DESC LIMIT ?"
+        return self._all(sql, self._ns, after, limit)
 
     def _among(self, column: str, values: Sequence[str] | Sequence[bytes]) -> tuple[str, Sequence[object]]:
         return f"{column} IN ({','.join('?' * len(values))})", values

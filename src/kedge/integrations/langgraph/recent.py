@@ -64,15 +64,16 @@ class Recent:
             if events is None:
                 return None
             if events:
-                view = self._view = self._followed(view, events)
+                view = self._view = _followed(view, events)
         except Corrupted:
             return None
         return view.newest if job is None else (view.since, view.changed.get(job, 0))
 
-    def _followed(self, view: _View, events: Sequence[tuple[int, str | None]]) -> _View:
-        """Every change of a checkpoint is an event of its job, or of no job: then all jobs may have changed."""
-        changed = {**view.changed, **{job: number for number, job in events if job is not None}}
-        if len(events) < MOST_EVENTS >= len(changed) and all(job is not None for _, job in events):
-            return _View(events[-1][0], view.since, changed)
-        newest = self._catalogue.events(limit=1, newest=True)
-        return _View(newest[-1].id, newest[-1].id)
+
+def _followed(view: _View, events: Sequence[tuple[int, str | None]]) -> _View:
+    """Every change of a checkpoint is an event of its job, or of no job: then all jobs may have changed."""
+    newest = events[0][0]
+    changed = {**view.changed, **{job: number for number, job in reversed(events) if job is not None}}
+    if len(events) < MOST_EVENTS >= len(changed) and all(job is not None for _, job in events):
+        return _View(newest, view.since, changed)
+    return _View(newest, newest)
