@@ -1026,8 +1026,13 @@ def test_a_put_in_which_little_is_new_asks_for_no_chunk(url: str, asked: list[ob
         assert chunks() == before  # and are there once
 
 
-def test_a_submission_takes_one_round_trip_and_a_run_two_commits_and_no_read(url: str, asked: list[object]) -> None:
+def test_a_submission_takes_one_round_trip_and_a_run_two_commits_and_no_read(
+    url: str, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kedge.pipeline import limits
     from kedge.pipeline.consumer import Worker
+
+    monkeypatch.setattr(limits, "REREAD_S", 3600.0)  # on a slow machine a second is over in between
 
     @kedge.pipeline
     def work(number: int) -> int:
