@@ -7,10 +7,8 @@ import getpass
 import os
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +18,7 @@ from .blobs.shelter import Turns
 from .care import Care
 from .care.local import LocalCare
 from .care.methods import CaringManager
-from .errors import CheckpointError, Conflict, NotFound, Validation
+from .errors import CheckpointError, NotFound, Validation
 from .model import (
     Checkpoint,
     CheckpointId,
@@ -33,10 +31,10 @@ from .model import (
     parse_name,
     parse_tags,
 )
-from .ports import Catalogue, Events, Update
+from .ports import Events, Update
 from .store import Save, Store, lease
 from .store.background import BackgroundSaves, PendingSave
-from .store.methods import ReadingManager
+from .store.methods import Session
 from .store.received import Received
 from .store.request import Request, parse_request, request_again
 from .store.rope import PartedTree
@@ -48,19 +46,7 @@ if TYPE_CHECKING:
 _SERVICES = ("http://", "https://")
 
 
-@dataclass(slots=True)
-class _Session:
-    """What a manager and its views share besides the store."""
-
-    background: BackgroundSaves = field(default_factory=BackgroundSaves)
-    turns: Turns = field(default_factory=Turns)
-    counters: Counter[str] = field(default_factory=Counter)
-    watchers: list[Callable[[str, Checkpoint], None]] = field(default_factory=list)
-    closers: list[Callable[[], None]] = field(default_factory=list)
-    is_closed: bool = False
-
-
-class CheckpointManager(ReadingManager, CaringManager):
+class CheckpointManager(CaringManager):
     """A store: saves states under jobs and loads them again.
 
     Thread-safe. Several processes may use one store, and a fork may use it in parent and child. For asyncio,
@@ -84,8 +70,8 @@ class CheckpointManager(ReadingManager, CaringManager):
         self.namespace = parse_name("namespace", namespace)
         self.actor = actor_here()
         self.key_source = key  # what was given, for processes that open the same store; no one else's business
-        self._opened = shelter.run(self._open, create, find_lock(key, encrypt_names))
-        self._session = _Session()
+        store, self._caring = shelter.run(self._open, create, find_lock(key, encrypt_names))
+        self._session = Session(store)
         _open_managers.add(self)
 
     def _open(self, create: bool, lock: Lock | None) -> tuple[Store, Care]:
@@ -96,31 +82,6 @@ class CheckpointManager(ReadingManager, CaringManager):
             return open_service(self.url, self.namespace, has_key=lock is not None)
         store = open_store(self.url, self.namespace, create=create, lock=lock, actor=self.actor)
         return store, LocalCare(store, self.url, lock)
-
-    @property
-    def store(self) -> Store:
-        """What this object works with; Conflict once it is closed."""
-        self._check_open()
-        return self._opened[0]
-
-    @store.setter
-    def store(self, store: Store) -> None:
-        self._opened = store, self._opened[1]
-
-    @property
-    def catalogue(self) -> Catalogue:  # type: ignore[override]  # nobody sets it
-        """Which checkpoints this store has, unparsed names and all: for programs built on it."""
-        return self.store.catalogue
-
-    @property
-    def _care(self) -> Care:  # type: ignore[override]  # nobody sets it
-        self._check_open()
-        return self._opened[1]
-
-    @property
-    def counters(self) -> Counter[str]:
-        """Numbers of saves and loads of this object and its views, and their bytes."""
-        return self._session.counters
 
     # Saving
 
@@ -222,12 +183,12 @@ class CheckpointManager(ReadingManager, CaringManager):
         self._check_open()
         if self._session.background.is_used:
             self._session.background.drain()  # an interrupted save_async may have got there meanwhile
-        checkpoint = self._opened[0].save(request, encoded, actor=self.actor)
+        checkpoint = self._session.store.save(request, encoded, actor=self.actor)
         return checkpoint, self._retain(checkpoint, is_first=bool(request.provided and request.provided.takes))
 
     def _retain(self, checkpoint: Checkpoint, *, is_first: bool = False) -> CheckpointError | None:
         try:
-            self._opened[1].after_save(checkpoint, actor=self.actor, is_first=is_first)
+            self._caring.after_save(checkpoint, actor=self.actor, is_first=is_first)
         except CheckpointError as error:  # the save is done; the next one tries again
             return error
         return None
@@ -383,7 +344,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         finally:
             self._session.is_closed = True
             try:
-                self._opened[0].close()
+                self._session.store.close()
             except BaseException:
                 self._session.is_closed = False
                 raise
@@ -413,12 +374,8 @@ class CheckpointManager(ReadingManager, CaringManager):
         """In a forked child: threads and locks of the parent are of no use here. The adapters see to themselves."""
         self._session.background = BackgroundSaves()
         self._session.turns = Turns()
-        for opened in reversed(self._opened):
-            opened.after_fork()
-
-    def _check_open(self) -> None:
-        if self._session.is_closed:
-            raise Conflict(f"{self!r} is closed", hint="open it again with kedge.open()")
+        self._caring.after_fork()
+        self._session.store.after_fork()
 
 
 def actor_here() -> str:

@@ -100,9 +100,7 @@ def _unverified_chunks() -> Any:
 
 
 def _unverified_manifest() -> Any:
-    return mock.patch.object(
-        kedge.store.local.LocalStore, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
-    )
+    return mock.patch.object(kedge.store.local.LocalStore, "_verify", _nothing)
 
 
 def _reader_asks_once() -> Any:

@@ -36,14 +36,14 @@ _JOB_LEASE_S = 5.0  # of a copy or a deletion: after a kill, the next one waits 
 _PAGE = 500  # checkpoints looked up, or deleted in one transaction
 
 
-class LocalCare:
+class LocalCare(Upkeep):
     """`Care` of a local store: what it is, where it is, and the key it was opened with."""
 
     def __init__(self, store: LocalStore, url: str, lock: Lock | None) -> None:
+        super().__init__(store.index)
         self._store = store
         self._url = url
         self._lock = lock
-        self._upkeep = Upkeep(store.index)
 
     # Retention
 
@@ -61,13 +61,6 @@ class LocalCare:
         if dry_run:
             return review(self._store.index, policy, job)
         return chain.from_iterable(carry_out(self._store.index, policy, job, actor=actor))
-
-    def set_retention(self, job: str, policy: RetentionPolicy | None, *, actor: str) -> None:
-        self._store.index.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
-        self._upkeep.set_policy(job, policy)
-
-    def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
-        self._upkeep.after_save(saved, actor=actor, is_first=is_first)
 
     # Health
 
@@ -211,12 +204,9 @@ class LocalCare:
 
     # Life
 
-    def after_fork(self) -> None:
-        self._upkeep.after_fork()
-
     def close(self) -> None:
         try:
-            self._upkeep.finish()
+            self.finish()
         except CheckpointError as error:  # every save is done; another one tries again
             warnings.warn(f"retention failed: {error}", stacklevel=3)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.model import Checkpoint, parse_name, to_us
-from kedge.ports import Catalogue, Checkpoints, Selection
-from kedge.store import Store
+from kedge.ports import Checkpoints, Selection
+from kedge.store.methods import ReadingManager
 from kedge.urls import directory_of
 
 from . import Care, Progress
@@ -28,16 +28,19 @@ if TYPE_CHECKING:
     from .verify import VerifyReport
 
 
-class CaringManager:
+class CaringManager(ReadingManager):
     """What `CheckpointManager` offers besides saving and loading; never made by itself."""
 
     url: str
     namespace: str
-    store: Store
-    catalogue: Catalogue
     actor: str
     key_source: bytes | str | None
-    _care: Care
+    _caring: Care
+
+    @property
+    def _care(self) -> Care:
+        self._check_open()
+        return self._caring
 
     def drain(self) -> None:
         """Wait for saves in the background."""

@@ -40,17 +40,18 @@ class Upkeep:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._jobs: dict[str, _Job] = {}
-        self._lock = threading.Lock()
+        self.after_fork()
 
     def after_fork(self) -> None:
         """In a forked child: the parent goes on with its walks, and its lock may never be released here."""
-        self.__init__(self._index)  # type: ignore[misc]
+        self._jobs: dict[str, _Job] = {}
+        self._working = threading.Lock()
 
     @sheltered
-    def set_policy(self, job: str, policy: RetentionPolicy | None) -> None:
-        """A policy that was just stored: it is applied from the next save on."""
-        with self._lock:
+    def set_retention(self, job: str, policy: RetentionPolicy | None, *, actor: str) -> None:
+        """Give a job a policy, or none: it is applied from the next save on."""
+        self._index.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
+        with self._working:
             self._jobs[job] = _Job(policy=policy, is_new_policy=True)
 
     def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
@@ -63,7 +64,7 @@ class Upkeep:
 
     @sheltered
     def _work(self, saved: Checkpoint, *, actor: str, is_first: bool) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self._working.acquire(blocking=False):
             return  # another thread is at it, or about to be; a save never waits for this
         try:
             if (job := self._jobs.get(saved.job)) is None:
@@ -79,13 +80,13 @@ class Upkeep:
             if job.walk is not None:
                 _step(job)
         finally:
-            self._lock.release()
+            self._working.release()
 
     @sheltered
     def finish(self) -> None:
         """Go on with what has begun, for a moment: for processes that save little and end."""
         until_s = time.monotonic() + FINISH_WITHIN_S
-        with self._lock:
+        with self._working:
             for job in self._jobs.values():
                 while job.walk is not None and time.monotonic() < until_s:
                     _step(job)

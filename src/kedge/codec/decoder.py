@@ -17,7 +17,7 @@ from kedge.chunks import DeviceMemory, StoredStream
 from kedge.errors import CheckpointError, Corrupted, Validation
 from kedge.ports import Buffer
 
-from .encoder import key_segment
+from .encoder import is_native, key_segment
 from .kinds import (
     FIRST_FREE_TAG,
     LEAF_DEPTH,
@@ -32,7 +32,6 @@ from .kinds import (
     Tag,
     TooDeep,
     by_tag,
-    is_native,
     key_name,
     kind_for,
     layouts,

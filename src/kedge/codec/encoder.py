@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,6 @@ from .kinds import (
     Tag,
     TooDeep,
     by_class,
-    is_native,
     kind_of,
 )
 from .refusals import refusal
@@ -46,6 +46,7 @@ EXACT = (
 )
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _ONLY_STR = frozenset({str})
+_MANY = 16  # from here on a set operation over the types is faster than a loop
 
 
 @dataclass(slots=True)
@@ -291,6 +292,32 @@ def _pack_deep(state: object, out_of_band_bytes: int, is_by_name: bool) -> tuple
     from .deep import pack_deep
 
     return pack_deep(state, out_of_band_bytes, is_by_name=is_by_name)
+
+
+def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int, bytes_below: int = 0) -> bool:
+    """Whether there are only `scalars`, lists and dictionaries of them below, within `depth` levels.
+
+    Byte strings count too, if they are shorter than `bytes_below`.
+
+    The short way for plain states: one look at each value, the rest is ormsgpack's.
+    """
+    for value in values:
+        kind = type(value)
+        if kind in scalars:
+            continue
+        if kind is dict:
+            if depth and is_native(value.values(), scalars, depth - 1, bytes_below):
+                continue
+        elif kind is bytes:
+            if len(value) < bytes_below:
+                continue
+        elif kind is list and depth:
+            if len(value) >= _MANY and scalars.issuperset(map(type, value)):
+                continue
+            if is_native(value, scalars, depth - 1, bytes_below):
+                continue
+        return False
+    return True
 
 
 def encode(state: object, *, out_of_band_bytes: int = 4096, by_name: bool = False) -> Encoded:

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol, TypeAlias
@@ -311,35 +311,6 @@ _PACKAGES: dict[int, str] = {
     Tag.ARROW: "pyarrow",
     **dict.fromkeys((40, 41), "kedge"),  # Tree and File, which enter themselves
 }
-
-
-def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int, bytes_below: int = 0) -> bool:
-    """Whether there are only `scalars`, lists and dictionaries of them below, within `depth` levels.
-
-    Byte strings count too, if they are shorter than `bytes_below`.
-
-    The short way for plain states: one look at each value, the rest is ormsgpack's.
-    """
-    for value in values:
-        kind = type(value)
-        if kind in scalars:
-            continue
-        if kind is dict:
-            if depth and is_native(value.values(), scalars, depth - 1, bytes_below):
-                continue
-        elif kind is bytes:
-            if len(value) < bytes_below:
-                continue
-        elif kind is list and depth:
-            if len(value) >= _MANY and scalars.issuperset(map(type, value)):
-                continue
-            if is_native(value, scalars, depth - 1, bytes_below):
-                continue
-        return False
-    return True
-
-
-_MANY = 16  # from here on a set operation over the types is faster than a loop
 
 
 def add(kind: Kind, *classes: type) -> None:

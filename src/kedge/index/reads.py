@@ -153,7 +153,7 @@ class SqlReads:
 
     def _rows(self, columns: str, job: str, wanted: Selection) -> Sequence[Row]:
         """The rows that `list` asks for, oldest first."""
-        conditions, parameters = self._metadata_filter(wanted)
+        conditions, parameters = self._metadata_filter(wanted) if wanted.metadata else ([], [])
         tags, limit = wanted.tags, wanted.limit
         order = "ASC" if wanted.is_forward else "DESC"
         with self._reading() as db:

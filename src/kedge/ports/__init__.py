@@ -20,6 +20,7 @@ from .index import Index as Index
 from .record import NewCheckpoint as NewCheckpoint
 from .record import SavedRow as SavedRow
 from .record import Unrecorded as Unrecorded
+from .record import digest_of as digest_of
 from .selection import ALL as ALL
 from .selection import NEWEST as NEWEST
 from .selection import NEWEST_INTACT as NEWEST_INTACT
@@ -57,6 +58,5 @@ from .values import Stored as Stored
 from .values import Then as Then
 from .values import Unmet as Unmet
 from .values import Update as Update
-from .values import digest_of as digest_of
 from .values import is_older as is_older
 from .values import unsupported as unsupported

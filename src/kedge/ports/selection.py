@@ -27,8 +27,10 @@ class Selection:
     before: int | None = None  # sequence numbers, both exclusive
     after: int | None = None
     is_intact: bool = False  # not those that were found damaged
+    is_forward: bool = field(init=False, compare=False)  # whether `limit` counts from the oldest on
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_forward", self.after is not None or self.limit is None)
         parse_limit(self.limit)
         for place in (self.before, self.after):
             if place is not None and type(place) is not int:
@@ -43,11 +45,6 @@ class Selection:
                     f"metadata can't be filtered by a {type(value).__name__}",
                     hint="use text, numbers, booleans or None",
                 )
-
-    @property
-    def is_forward(self) -> bool:
-        """Whether `limit` counts from the oldest on."""
-        return self.after is not None or self.limit is None
 
     def metadata_paths(self) -> Iterator[tuple[list[str], object]]:
         """(names on the path, value) of each condition on metadata."""

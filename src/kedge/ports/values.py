@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import KEEP, IntFlag
 
-from blake3 import blake3
-
 from kedge.errors import UnsupportedFormat
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, Job, Lease
 from kedge.version import __version__
@@ -26,11 +24,6 @@ References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manife
 Stored = tuple[Checkpoint, bytes]  # with its manifest; over HTTP, with nothing until its state is asked for
 
 FORMAT_VERSION = 1  # of every store, plain or encrypted (I8)
-
-
-def digest_of(data: Buffer) -> bytes:
-    """What names and proves chunks, manifests and records: BLAKE3, 32 bytes."""
-    return blake3(data).digest()
 
 
 class Encoding(IntFlag, boundary=KEEP):

@@ -1,6 +1,6 @@
-"""What this process knows of chunks: those that are stored already, and the bytes of small ones it has read.
+"""What this process knows of chunks: those of each job's last save, those that are stored, small ones it has read.
 
-The first is a guess that saves a question: that the chunks exist is checked by the index when it commits (I3).
+The first two are guesses that save a question: that the chunks exist is checked by the index when it commits (I3).
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
+from kedge.chunks import Entry
 from kedge.errors import Corrupted, NotFound
 from kedge.ports import Blobs, Chunk, ChunksGone, Index
 
 _MOST_CHUNKS = 65536
+_MOST_JOBS = 8
+_MOST_ENTRIES = 65536
 _MOST_PACKS = 4096
 _MOST_RECENT_BYTES = 16 << 20
 _SMALL_BYTES = 32 << 10
@@ -43,6 +46,30 @@ class RecentChunks:
             self._chunks, self._size_bytes = {}, 0
         else:
             self._chunks.update(small)
+
+
+class RecentStreams:
+    """What jobs were last saved as, for the next save of each to be compared with."""
+
+    def __init__(self) -> None:
+        self._streams: OrderedDict[str, Sequence[Sequence[Entry]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def of(self, job: str) -> Sequence[Sequence[Entry]] | None:
+        with self._lock:
+            return self._streams.get(job)
+
+    def remember(self, job: str, streams: Sequence[Sequence[Entry]]) -> None:
+        if sum(map(len, streams)) > _MOST_ENTRIES:
+            return
+        with self._lock:
+            self._streams[job] = streams
+            self._streams.move_to_end(job)
+            while len(self._streams) > _MOST_JOBS:
+                self._streams.popitem(last=False)
 
 
 class KnownChunks:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from kedge import codec
 from kedge.chunks import Entry, Reader, Staged, StoredStream, Target, allocate
-from kedge.codec.decoder import load as decode_whole
 from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint
 from kedge.ports import Selection
@@ -20,7 +19,6 @@ from .rope import parts_of, read_parts, references
 from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
 
 _RECENT_CHUNKS = 4
-_NO_BUFFERS: Mapping[int, Target] = {}
 _RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
 
@@ -117,8 +115,6 @@ class Loading(Store, Protocol):
         checkpoint, packed = stored
         manifest = self.open(checkpoint, packed)
         tree = self.tree_of(checkpoint, manifest)
-        if not manifest.buffers and only is None and into is None and device is None:
-            return decode_whole(tree, _NO_BUFFERS.__getitem__)
         recent: dict[tuple[int, int], memoryview] = {}
         if mapped:
             return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)

@@ -8,9 +8,7 @@ Between any two of these steps a crash leaves at most packs that no index row na
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +16,8 @@ from typing import TYPE_CHECKING
 from kedge import codec
 from kedge.blobs.shelter import Turns, give_up_if_abandoned, guarded
 from kedge.blobs.workers import Workers
-from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Entry, RecallingSource, cut_by_content
+from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Entry, RecallingSource, Target, cut_by_content
+from kedge.codec.decoder import load as decode
 from kedge.errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
 from kedge.model import Checkpoint, CheckpointId, new_checkpoint_id, now_us, to_datetime
 from kedge.ports import (
@@ -35,14 +34,14 @@ from kedge.ports import (
     digest_of,
 )
 
-from . import Save, Store, not_over_http
+from . import Save, Store, Stored, not_over_http
 from .adoption import adopt, branch, export, id_exists
 from .backlog import Backlog
-from .chunk_cache import KnownChunks
+from .chunk_cache import KnownChunks, RecentStreams
 from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter, settled
 from .loading import Loading
-from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, pack_tree
+from .manifest import SPILL_OVER_BYTES, WHOLE_TREE, Manifest, pack_manifest, pack_root, pack_tree
 from .received import Received
 from .record import Draft, PackRecord, pack_record
 from .request import Request
@@ -52,12 +51,9 @@ from .streams import TREE_CHUNK_BYTES, add_streams, size_of
 if TYPE_CHECKING:
     from kedge.crypto import DataKey, Vault
 
-_Streams = list[list[Entry]]
-
+_NO_BUFFERS: Mapping[int, Target] = {}
 _MAX_ATTEMPTS = 8
 _UNASKED_BYTES = 32 * 1024  # of a tree in parts; to send that again takes no longer than to ask what the index has
-_RECENT_JOBS = 8
-_RECENT_ENTRIES = 65536
 _REPEATED = (StorageError, ChunksGone, IdTaken, KeysChanged)  # by which a first commit may fail
 
 
@@ -85,9 +81,8 @@ class LocalStore(Loading):
         self.vault = vault
         self.written_by = index.written_by
         self.inline_bytes = inline_bytes
-        self._recent: OrderedDict[str, _Streams] = OrderedDict()  # of jobs: what to compare with
+        self._recent = RecentStreams()
         self._known = KnownChunks(index, blobs)
-        self._lock = threading.Lock()
         self.turns = Turns()
         self._workers = _new_workers()
         self.reader = ChunkReader(blobs, index.locate, self.pool, vault)
@@ -257,7 +252,7 @@ class LocalStore(Loading):
             manifest, packed = self._write_streams(writer, request.job, encoded)
             record = request.record(checkpoint_id, created_us, size_bytes, packed, content=packed)
             checkpoint = self.commit(writer, self.finish(writer, record), actor)
-        self._remember(request.job, manifest.streams)
+        self._recent.remember(request.job, manifest.streams)
         return checkpoint
 
     def _save_parts(
@@ -341,12 +336,30 @@ class LocalStore(Loading):
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The verified manifest of a checkpoint row."""
+        self._verify(checkpoint, packed)
+        return self.parse(packed, of=checkpoint.id)
+
+    def load(
+        self,
+        stored: Stored,
+        *,
+        only: Sequence[str] | None = None,
+        into: object = None,
+        mapped: bool = False,
+        device: str | None = None,
+    ) -> object:
+        checkpoint, packed = stored
+        if packed[:1] != WHOLE_TREE or only is not None or into is not None or device is not None:
+            return super().load(stored, only=only, into=into, mapped=mapped, device=device)
+        self._verify(checkpoint, packed)  # the usual small state: its row is all there is of it
+        return decode(packed[1:], _NO_BUFFERS.__getitem__)
+
+    def _verify(self, checkpoint: Checkpoint, packed: bytes) -> None:
         if not self.is_intact(checkpoint, packed):
             raise Corrupted(
                 f"the manifest of checkpoint {checkpoint.id} does not match its digest",
                 hint="run kedge check; restore an earlier checkpoint",
             )
-        return self.parse(packed, of=checkpoint.id)
 
     def is_intact(self, checkpoint: Checkpoint, packed: bytes) -> bool:
         """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
@@ -377,9 +390,7 @@ class LocalStore(Loading):
 
     def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
         """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""
-        with self._lock:
-            known = self._recent.get(job)
-        if known is not None:
+        if (known := self._recent.of(job)) is not None:
             return known
         try:
             for newest, packed in self.index.list_stored(job, NEWEST_INTACT):
@@ -388,20 +399,11 @@ class LocalStore(Loading):
             pass  # a damaged predecessor must not stop a save; it only costs the comparison
         return ()
 
-    def _remember(self, job: str, streams: _Streams) -> None:
-        if sum(map(len, streams)) > _RECENT_ENTRIES:
-            return
-        with self._lock:
-            self._recent[job] = streams
-            self._recent.move_to_end(job)
-            while len(self._recent) > _RECENT_JOBS:
-                self._recent.popitem(last=False)
-
     # Life
 
     def after_fork(self) -> None:
         """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
-        self._lock = threading.Lock()
+        self._recent.after_fork()
         self._known.after_fork()
         if self.backlog is not None:
             self.backlog.after_fork()

@@ -6,36 +6,65 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from kedge import codec
-from kedge.errors import Corrupted, NotFound, Validation
+from kedge.blobs.shelter import Turns
+from kedge.errors import Conflict, Corrupted, NotFound, Validation
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, parse_choice, parse_limit, parse_name
 from kedge.ports import NEWEST, NEWEST_INTACT, Catalogue, Checkpoints, Jobs, Selection, are_texts, pages, wanted_tags
 
 from . import Store, Stored, knows
+from .background import BackgroundSaves
 from .reference import resolve
 from .streams import deleted_while_read
 
 _PAGE = 1000  # checkpoints read at once
 
 
+@dataclass(slots=True)
+class Session:
+    """What a manager and its views share."""
+
+    store: Store
+    background: BackgroundSaves = field(default_factory=BackgroundSaves)
+    turns: Turns = field(default_factory=Turns)
+    counters: Counter[str] = field(default_factory=Counter)
+    watchers: list[Callable[[str, Checkpoint], None]] = field(default_factory=list)
+    closers: list[Callable[[], None]] = field(default_factory=list)
+    is_closed: bool = False
+
+
 class ReadingManager:
     """The half of `CheckpointManager` that changes nothing; never made by itself."""
 
-    store: Store
-    catalogue: Catalogue
+    _session: Session
+
+    @property
+    def store(self) -> Store:
+        """What this object works with; Conflict once it is closed."""
+        self._check_open()
+        return self._session.store
+
+    @store.setter
+    def store(self, store: Store) -> None:
+        self._session.store = store
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Which checkpoints this store has, unparsed names and all: for programs built on it."""
+        return self.store.catalogue
 
     @property
     def counters(self) -> Counter[str]:
-        """Saves and loads of this object and its views, in numbers and bytes."""
-        raise NotImplementedError
+        """Numbers of saves and loads of this object and its views, and their bytes."""
+        return self._session.counters
 
     def _check_open(self) -> None:
-        """Conflict if this was closed."""
-        raise NotImplementedError
+        if self._session.is_closed:
+            raise Conflict(f"{self!r} is closed", hint="open it again with kedge.open()")
 
     # Finding
 
@@ -260,7 +289,7 @@ class ReadingManager:
         device: object = None,
     ) -> Any:
         """Load the state of a checkpoint that was read from the store before."""
-        self._check_open()
+        store = self.store
         patterns = [only] if isinstance(only, str) else only
         if patterns is not None and (not patterns or not are_texts(patterns)):
             raise Validation(f"only={only!r}", hint='use paths, with * where any name fits: "model/*"')
@@ -270,12 +299,13 @@ class ReadingManager:
             raise Validation("mapped= excludes device=", hint="what is mapped stays in main memory")
         place = None if device is None else codec.parse_device(device)
         try:
-            state = self.store.load(stored, only=patterns, into=into, mapped=mapped, device=place)
+            state = store.load(stored, only=patterns, into=into, mapped=mapped, device=place)
         except Corrupted:
             self._check_exists(stored[0])
             raise
-        self.counters["loads"] += 1
-        self.counters["loaded_bytes"] += stored[0].size_bytes
+        counters = self._session.counters
+        counters["loads"] += 1
+        counters["loaded_bytes"] += stored[0].size_bytes
         return state
 
     def _check_exists(self, checkpoint: Checkpoint) -> None:

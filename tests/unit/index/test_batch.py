@@ -12,8 +12,8 @@ import pytest
 
 from kedge.errors import IdempotencyConflict, LeaseHeld, LeaseLost, NotFound, Validation
 from kedge.index.sqlite import file, writes
-from kedge.index.sqlite.batch import MAX_ROWS
 from kedge.index.sqlite.index import SqliteIndex
+from kedge.index.sqlite.writes import MAX_ROWS
 from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import IdTaken, Selection
 from kedge.testing.index_suite import record, save
