@@ -18,8 +18,11 @@ from .repertoire import Repertoire
 
 LOOK_EVERY_S = 0.2
 _NEXT_LOOK_S = 0.01  # after one that took all there was: what is submitted meanwhile is found, and begins, together
-_CROWDED_S = 1.0  # so long after a collision entries are taken in no order, out of more of them
-_CROWD = 8  # times as many
+_CROWDED_S = 5.0  # so long after a collision a worker keeps to its lane, one of so many among which entries are divided
+_LANES = 16
+_BLOCK = 32  # entries, by their numbers, that are in one lane; the next ones are in the next
+_CROWD = 8  # times as many entries are read at once where the lane has none
+_STRAY = 8  # one look of so many is at the first entries all the same: nobody may have their lane
 _PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
 _dice = SystemRandom()  # not the generator that users seed
 
@@ -51,13 +54,17 @@ class Candidates:
         self._took_all = False  # at the last look
         self._is_put_off = False  # a look was asked for, too soon after the last one
         self._crowded_until = 0.0
+        self.lane = _dice.randrange(_LANES)
+        self._collided_at = 0.0
         self.are_held_back = False  # some, by the limits of their groups, at the last look
 
     def collide(self) -> None:
         """Another worker was faster: others want the same ones. Called by any thread."""
         now = time.monotonic()
-        if now >= self._crowded_until:
-            self._looked_at = 0.0  # what was read is in the order in which they read it
+        if self._looked_at > self._collided_at:
+            self._looked_at = 0.0  # what was read is what they read
+            self.lane = _dice.randrange(_LANES)
+            self._collided_at = now
         self._crowded_until = now + _CROWDED_S
 
     def is_taken(self, entry: Entry) -> bool:
@@ -110,39 +117,58 @@ class Candidates:
             self._thorough_at = time.monotonic()
         # All of a short queue, in one look instead of one for each priority.
         is_crowded = time.monotonic() < self._crowded_until
+        keeps_lane = is_crowded and _dice.randrange(_STRAY) > 0
         window = self._window * (_CROWD if is_crowded else 1)
-        pages = {job: self._page(job, None, 0, window) for job in self._jobs}
-        short = {job: page for job, page in pages.items() if len(page) < window}
+        pages = {job: self._page(job, None, 0, self._window) for job in self._jobs}
+        short = {job: page for job, page in pages.items() if len(page) < self._window}
         for priority in reversed(PRIORITIES):
             for job in self._jobs:
-                entries = self._of_priority(job, priority, window, short.get(job))
+                entries = self._in_lane(job, priority) if keeps_lane and job not in short else []
+                entries = entries or self._of_priority(job, priority, window, short.get(job))
                 if is_crowded:
                     _dice.shuffle(entries)
                 self._ready.extend((job, entry, stored) for entry, stored in entries)
                 yield from self._use_up()
         self._took_all = len(short) == len(pages)
 
+    def _in_lane(self, job: str, priority: int) -> list[tuple[Entry, Stored]]:
+        """The first that may begin among the entries of this worker's lane, which other workers seldom read."""
+        state = ready(priority)
+        first = self._page(job, state, 0, 1)
+        while first:
+            block = first[0][0].seq // _BLOCK
+            block += (self.lane - block) % _LANES
+            page = self._page(job, state, block * _BLOCK - 1, _BLOCK)
+            own = [stored for stored in page if stored[0].seq // _BLOCK == block]
+            if entries := self._beginnable(job, own):
+                return entries
+            first = self._page(job, state, (block + 1) * _BLOCK - 1, 1) if own else page[:1]
+        return []
+
     def _of_priority(
         self, job: str, priority: int, window: int, known: Sequence[Stored] | None
     ) -> list[tuple[Entry, Stored]]:
-        """The first that this worker has the pipelines of and whose groups may begin runs now, however many others are
-        before them; `known`: all of the job."""
+        """The first that may begin, however many others are before them; `known`: all of the job."""
         after, limit, state = 0, window, ready(priority)
         while True:
             if known is None:
                 page = self._page(job, state, after, limit)
             else:
                 page = [stored for stored in known if stored[0].tags.get("state") == state]
-            entries = [
-                (entry, stored)
-                for stored in page
-                if (entry := Entry.of(stored[0])) is not None
-                and self._pipelines.has(entry, job)
-                and not self._holds_back(entry, job)
-            ]
+            entries = self._beginnable(job, page)
             if entries or len(page) < limit:
                 return entries
             after, limit = page[-1][0].seq, _PAGE
+
+    def _beginnable(self, job: str, page: Sequence[Stored]) -> list[tuple[Entry, Stored]]:
+        """Those that this worker has the pipelines of and whose groups may begin runs now."""
+        return [
+            (entry, stored)
+            for stored in page
+            if (entry := Entry.of(stored[0])) is not None
+            and self._pipelines.has(entry, job)
+            and not self._holds_back(entry, job)
+        ]
 
     def _page(self, job: str, state: str | None, after: int, limit: int) -> Sequence[Stored]:
         """With what pipelines are called with: a run that begins soon need not read its entry once more."""

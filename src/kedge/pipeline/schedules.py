@@ -44,6 +44,7 @@ CATCH_UP = ("all", "last", "none")
 LATE_S = 60.0  # with catch_up="none", what is later than this is left out
 MOST_AT_ONCE = 1000  # missed moments that are submitted in one turn
 _LEASE_S = 10.0
+_MOST_BACKFILLED = 100_000  # times at once: a range of centuries is a typing mistake
 _MOMENT = "scheduled_at"  # the parameter that is given the moment
 
 
@@ -224,18 +225,26 @@ def unschedule(store: CheckpointManager, queue: str, name: str) -> None:
 
 
 def backfill(store: CheckpointManager, queue: str, name: str, start: datetime, end: datetime) -> list[str]:
-    """Submit the runs of all moments from `start` to before `end`; those that were run stay as they are. Their keys."""
+    """Submit the runs of all moments from `start` to before `end`; those that were run stay as they are. Their keys.
+
+    Validation, and nothing is submitted, if there are more than 100,000.
+    """
     if start.tzinfo is None or end.tzinfo is None:
         raise Validation("backfill takes two moments with a time zone", hint="use datetime(…, tzinfo=UTC)")
     if end <= start:
         raise Validation(f"the end ({end:%Y-%m-%d %H:%M}) is not later than the start ({start:%Y-%m-%d %H:%M})")
     schedule, call = _with_call(store, queue, name)
-    keys = []
+    moments: list[datetime] = []
     moment = schedule.ticks.after(start - timedelta(microseconds=1))
     while moment is not None and moment < end:
-        keys.append(_submit(store, queue_job(queue), schedule, moment, call))
+        if len(moments) == _MOST_BACKFILLED:
+            raise Validation(
+                f"schedule {name} has more than {_MOST_BACKFILLED:,} times from {start:%Y-%m-%d} to {end:%Y-%m-%d}",
+                hint="backfill shorter ranges, one after another",
+            )
+        moments.append(moment)
         moment = schedule.ticks.after(moment)
-    return keys
+    return [_submit(store, queue_job(queue), schedule, due_at, call) for due_at in moments]
 
 
 def _with_call(store: CheckpointManager, queue: str, name: str) -> tuple[Schedule, Arguments]:

@@ -58,6 +58,8 @@ def test_a_run_is_forked_with_another_argument_and_compared(run: Run, store: Pat
         "forks"
     ]
     assert (document["run"], document["applied"]) == ("monday", True)
+    again = run("runs", "fork", "--from", "publish", "--status", "completed", "--apply")
+    assert again.stdout.endswith("made 0 forks (1 of 1 exist)\n")
     assert "name a RUN" in run("runs", "fork", "--from", "publish", code=3).stderr
     assert "names one fork" in run("runs", "fork", "--from", "read", "--prefix", "m", "--key", "k", code=3).stderr
     assert "no such run" in run("runs", "fork", "--from", "read", "--prefix", "none", code=4).stderr

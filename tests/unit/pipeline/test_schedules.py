@@ -161,6 +161,16 @@ def test_paused_changed_backfilled_deleted(store: CheckpointManager, clock: Time
         schedules.pause(store, "q", "n")
 
 
+def test_a_backfill_of_too_many_times_submits_nothing(store: CheckpointManager) -> None:
+    """The year 1900 for 2000 would otherwise fill the queue."""
+    queue = kedge.queue("q", store=store)
+    kedge.schedule(queue, "n", nightly, "Oslo", every_s=1)
+    start = datetime(1900, 1, 1, tzinfo=UTC)
+    with pytest.raises(Validation, match="more than 100,000 times from 1900-01-01 to 2000-01-01"):
+        schedules.backfill(store, "q", "n", start, start.replace(year=2000))
+    assert len(queue) == 0
+
+
 def test_a_schedule_is_no_run_to_be_cancelled(store: CheckpointManager) -> None:
     kedge.schedule(kedge.queue("q", store=store), "nightly", nightly, "Berlin", every_s=60)
     with pytest.raises(kedge.NotFound):

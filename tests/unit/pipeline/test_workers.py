@@ -1,6 +1,7 @@
 """Workers that meet trouble: nothing is forgotten, and what is not the run's fault is not counted against it."""
 
 import os
+import random
 import sys
 import threading
 import time
@@ -432,6 +433,48 @@ def test_a_look_that_left_something_is_followed_by_another_at_once(
         assert entry.key == urgent
         break  # all threads are at work
     assert found(looks) == [urgent, urgent, usual]
+
+
+def test_workers_that_collided_read_different_entries(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of many workers finds that others have begun most of what it has read."""
+    monkeypatch.setattr(candidates, "_BLOCK", 4)
+    monkeypatch.setattr(candidates, "_LANES", 2)
+    dice = Dice(last=True)  # no look elsewhere
+    monkeypatch.setattr(candidates, "_dice", dice)
+    one, other = looking(store, queue), looking(store, queue)
+    keys = [queue.submit(work, number).key for number in range(40)]
+    assert found(one) == found(other) == keys[:16]
+    one, other = lane(store, queue, 0), lane(store, queue, 1)
+    assert (set(found(one)), set(found(other))) == ({*keys[:3]}, {*keys[3:7]})  # numbers begin with 1
+    for entry in list(queue.entries()):
+        if entry.seq // 4 % 2:
+            store.tag(entry.id, state=RUNNING)
+    other = lane(store, queue, 1)
+    assert set(found(other)) >= {*keys[:3]}  # nothing is left in its own lane
+    dice.last = False  # a look at what nobody may have as a lane
+    other = lane(store, queue, 1)
+    assert set(found(other)) >= {*keys[:3]}
+
+
+class Dice(random.Random):
+    """Always the last number, or always the first."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__(1)
+        self.last = last
+
+    def randrange(self, start: int, *_: object) -> int:  # type: ignore[override]
+        return start - 1 if self.last else 0
+
+
+def lane(store: CheckpointManager, queue: kedge.Queue, number: int) -> Candidates:
+    """Those of a worker that has collided with another one."""
+    looks = looking(store, queue)
+    looks.lane = number
+    looks.collide()
+    return looks
 
 
 def test_a_run_that_ended_during_a_look_is_no_collision_with_another_worker(

@@ -82,6 +82,7 @@ def fork_command(
             plans = list(plan_forks(manager, step, prefix=prefix, pipeline=pipeline, status=status or "", **changes))
             if not plans:
                 raise NotFound(f"no such run has a step {step}", hint="kedge runs list takes the same options")
+        there = {plan.fork for plan in plans if manager.catalogue.job(plan.fork) is not None}
         for plan in plans if is_applied else ():
             fork(manager, plan)
     documents = [{**plan.to_json(), "applied": is_applied} for plan in plans]
@@ -89,11 +90,12 @@ def fork_command(
         session.answer(documents[0], session.in_this_store(_text(plans[0], is_applied)))
         return
     made = "made" if is_applied else "would make"
-    follows = "" if is_applied else "; run it again with --apply"
+    follows = "" if is_applied or len(there) == len(plans) else "; run it again with --apply"
+    known = f" ({len(there):,} of {len(plans):,} exist)" if there else ""
     session.answer(
         {"forks": documents},
         *(session.in_this_store(_line(plan)) for plan in plans),
-        f"{made} {count_of(len(plans), 'fork')}{follows}",
+        f"{made} {count_of(len(plans) - len(there), 'fork')}{known}{follows}",
     )
 
 
