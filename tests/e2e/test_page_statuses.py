@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import kedge
@@ -102,3 +103,14 @@ def test_without_an_answer_a_dialog_offers_no_action(browser: Browser, address: 
     page.click("#cleanup button.danger")
     shows(page, ".notice", "9 checkpoints deleted")
     context.close()
+
+
+def test_a_download_that_is_refused_says_why(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        saved = store.save("has-dates", "one", {"when": np.array(["2026-11-19"], "datetime64[us]")})
+    page.goto(f"/checkpoints/{saved}")
+    page.click("button:text-is('Download…')")
+    page.click("#download a:has-text('.safetensors')")
+    shows(page, "body", "when is a", "download it as .npz")
+    with kedge.open(known["place"]) as store:
+        store.delete("has-dates", saved)

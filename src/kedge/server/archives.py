@@ -63,19 +63,22 @@ def npz(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]]) -> Iter
     headers = [npy_header(summary) for _, summary in arrays]
     for (name, summary), header in zip(arrays, headers, strict=True):
         if header is None:
-            raise Validation(f"{name} is a {summary.dtype} {summary.kind}, which .npz has no words for")
+            raise Validation(f"{name} is a {summary.dtype} {summary.kind}, which .npz cannot hold")
 
     def pieces() -> Iterator[Buffer]:
         sink = _Sink()
-        with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for (name, summary), header in zip(arrays, headers, strict=True):
-                info = zipfile.ZipInfo(f"{name}.npy")
-                with archive.open(info, "w", force_zip64=True) as file:
-                    file.write(header or b"")
-                    for piece in state.pieces_of(summary):
-                        file.write(piece)
-                        yield sink.take()
-        yield sink.take()
+        try:
+            with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+                for (name, summary), header in zip(arrays, headers, strict=True):
+                    info = zipfile.ZipInfo(f"{name}.npy")
+                    with archive.open(info, "w", force_zip64=True) as file:
+                        file.write(header or b"")
+                        for piece in state.pieces_of(summary):
+                            file.write(piece)
+                            yield sink.take()
+            yield sink.take()
+        finally:
+            sink.take()  # a file that nobody reads to its end: ZipFile is in a cycle, and would keep what is left
 
     return pieces()
 
@@ -88,7 +91,7 @@ def safetensors(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]])
         dtype = _dtype_of(summary)
         if dtype is None or (summary.order == "F" and len(summary.shape) > 1 and math.prod(summary.shape) > 1):
             raise Validation(
-                f"{name} is a {summary.dtype} {summary.kind}, which .safetensors has no words for",
+                f"{name} is a {summary.dtype} {summary.kind}, which .safetensors cannot hold",
                 hint="download it as .npz",
             )
         end = offset + summary.size_bytes

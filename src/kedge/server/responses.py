@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from kedge.ports import Buffer
 
@@ -29,16 +31,56 @@ class JsonAnswer(Response):
 _dump = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False).encode
 
 
+class _Reading:
+    """Pieces that workers read until nobody wants them; then they end, once a worker that reads has its piece."""
+
+    def __init__(self, pieces: Iterator[Buffer]) -> None:
+        self._pieces = pieces
+        self._is_read = threading.Lock()
+        self._is_over = False
+
+    def read(self) -> Buffer | None:
+        with self._is_read:
+            piece = None if self._is_over else next(self._pieces, None)
+        if self._is_over:
+            self.end()
+        return piece
+
+    def end(self) -> None:
+        """Never waits: whoever reads at this moment sees that it is over, and ends them."""
+        self._is_over = True
+        if not self._is_read.acquire(blocking=False):
+            return
+        try:
+            if (close := getattr(self._pieces, "close", None)) is not None:
+                close()
+            self._pieces = iter(())
+        finally:
+            self._is_read.release()
+
+
+class _Streamed(StreamingResponse):
+    async def stream_response(self, send: Send) -> None:
+        """A caller that goes away stops it in the middle: what was read for it goes then, not at some collection."""
+        try:
+            await super().stream_response(send)
+        finally:
+            if isinstance(self.body_iterator, AsyncGenerator):
+                await self.body_iterator.aclose()
+
+
 def stream(access: Access, pieces: Iterator[Buffer], media_type: str, size: int | None) -> StreamingResponse:
     """Pieces, each read by a worker when the one before was sent. Whoever goes away leaves nothing behind."""
+    reading = _Reading(pieces)
+    del pieces
 
     async def body() -> AsyncIterator[Buffer]:
         try:
-            while (piece := await access.service.in_thread(lambda: next(pieces, None))) is not None:
+            while (piece := await access.service.in_thread(reading.read)) is not None:
                 yield piece
+                del piece
         finally:
-            if (close := getattr(pieces, "close", None)) is not None:
-                close()
+            reading.end()
 
     headers = {} if size is None else {"content-length": str(size)}
-    return StreamingResponse(body(), media_type=media_type, headers=headers)  # type: ignore[arg-type]
+    return _Streamed(body(), media_type=media_type, headers=headers)  # type: ignore[arg-type]
