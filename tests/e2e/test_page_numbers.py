@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 def test_a_job_shows_its_numbers_and_points_lead_to_checkpoints(page: Page) -> None:
     page.goto("/jobs/train-resnet")
     counts(page, ".chart", 2)  # loss and lr
-    shows(page, "#chart-loss", "lowest", "at #12")
+    shows(page, "#chart-loss .extremes", "Lowest", "0.1905 #12")
     has(page, "#chart-loss .dot", at_least=12)
     page.locator("#chart-loss .dot").first.click()
     shows(page, "h1", "#1")
     page.goto("/jobs/train-resnet")
-    page.click("#chart-loss .legend a >> nth=0")
+    page.click("#chart-loss .extremes a >> nth=0")
     shows(page, "h1", "epoch 12")
     page.goto("/jobs/weekly-report")
     shows(page, "h1", "weekly-report")
@@ -39,7 +39,7 @@ def test_jobs_are_compared_in_one_chart_and_it_is_in_the_address(page: Page, kno
     page.fill("#with", "train-again")
     page.click("button:text-is('Add')")
     counts(page, "#chart-loss .line", 2)
-    shows(page, "#chart-loss .legend", "train-again", "train-resnet")
+    shows(page, "#chart-loss .extremes", "train-again", "train-resnet")
     page.click("nav[aria-label=Number] >> text=loss")
     counts(page, ".chart", 1)
     page.reload()
@@ -48,7 +48,7 @@ def test_jobs_are_compared_in_one_chart_and_it_is_in_the_address(page: Page, kno
     page.wait_for_selector("#live.on")
     with kedge.open(known["place"]) as store:
         saved = store.save("train-resnet", "epoch 14", {"n": 14}, metadata={"loss": 0.01})
-        shows(page, "#chart-loss .legend", "0.01 at #")
+        shows(page, "#chart-loss .extremes", "0.01 #")
         has(page, "#chart-loss .line", at_least=2)  # still both
         store.delete("train-resnet", saved)  # other tests count them
     page.click("text=train-again ×")

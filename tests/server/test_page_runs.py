@@ -98,3 +98,19 @@ def test_a_queue_shows_its_limits_and_what_comes_next(client: TestClient, store:
     assert page.index("<bdi>run-9<") < page.index("<bdi>run-19<") < page.index("<bdi>run-8<")
     assert "run-0" not in shown, "low priorities come last"
     assert "every 2 h" in page
+
+
+def test_what_is_beside_a_queue_is_internal_and_a_queue_leads_to_its_page(
+    client: TestClient, store: kedge.CheckpointManager
+) -> None:
+    queue = kedge.queue("many", store=store)
+    queue.limit(concurrency=3)
+    queue.submit(child, 1, key="run-1")
+    kedge.schedule(queue, "tick", child, 1, every_s=7200)
+    for place in ("/", "/search?q=many"):
+        page = client.get(place).text
+        assert 'href="/queues#queue-many"' in page
+        assert "many:limits" not in page
+        assert "many:schedules" not in page
+    assert "many:limits" in client.get("/?kind=internal").text
+    assert 'id="queue-many"' in client.get("/queues").text

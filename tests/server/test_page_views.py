@@ -227,6 +227,8 @@ def test_charts_of_many_numbers_are_small_and_each_alone_has_more_points(
     shown = client.get(address).text
     assert len(shown) <= 50_000
     assert shown.count("<polyline") == 15
-    alone = client.get(f"{address}&metric=loss").text
+    assert shown.count('class="dot"') <= 15 * 3  # the lowest, the highest, the newest
+    assert len(client.get(f"{address}&metric=loss").text) <= 50_000
+    alone = client.get("/jobs/one/numbers?metric=loss").text
     assert len(alone) <= 50_000
-    assert alone.count('class="dot"') > shown.count('class="dot"') / 5 * 3
+    assert alone.count('class="dot"') == 60

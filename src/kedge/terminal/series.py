@@ -41,16 +41,16 @@ class Series:
         return (min if goal == "min" else max)(self.points, key=lambda point: point.value)
 
     def thinned(self, most: int = MOST_POINTS) -> Sequence[Point]:
-        """So many points at most: of each part of the series its lowest and its highest."""
+        """So many points at most: of each part of the series its lowest and its highest, and the ends of the whole."""
         if len(self.points) <= most:
             return self.points
-        part = -(-2 * len(self.points) // most)
-        chosen: list[Point] = []
+        part = -(-len(self.points) // ((most - 2) // 2))
+        chosen = [self.points[0]]
         for start in range(0, len(self.points), part):
             some = self.points[start : start + part]
             extremes = {min(some, key=_value), max(some, key=_value)}
             chosen += sorted(extremes, key=lambda point: point.seq)
-        return chosen
+        return list(dict.fromkeys([*chosen, self.points[-1]]))
 
 
 def series_of(store: CheckpointManager, job: str, *, most: int = MOST_CHECKPOINTS) -> dict[str, Series]:

@@ -42,13 +42,16 @@ def test_of_equals_the_first_is_best() -> None:
     assert series(2, 1, 3, 1, 3).best("max").seq == 3
 
 
-@pytest.mark.parametrize("count", [1, 240, 241, 5000])
-def test_thinned_series_keep_their_extremes(count: int) -> None:
+@pytest.mark.parametrize("most", [10, 11, 240])
+@pytest.mark.parametrize("count", [1, 12, 240, 241, 5000])
+def test_thinned_series_keep_their_extremes_and_their_ends(count: int, most: int) -> None:
     values = [float(n % 7) for n in range(count)]
     values[count // 2] = 1000
     values[count // 3] = -1000
-    points = series(*values).thinned(240)
-    assert len(points) <= 240
+    whole = series(*values)
+    points = whole.thinned(most)
+    assert len(points) <= most
+    assert (points[0], points[-1]) == (whole.points[0], whole.points[-1])
     assert [p.seq for p in points] == sorted({p.seq for p in points})
     assert {min(values), max(values)} <= {p.value for p in points}
 

@@ -21,13 +21,11 @@ def _svg(width: float, height: float, label: str, inner: str, kind: str) -> Mark
 def sparkline(values: Sequence[float], label: str) -> Markup:
     """A line over the last values, filled below; a dot at the newest."""
     width, height, edge = 96.0, 24.0, 2.0
-    if not values:
+    if len(values) < 2:
         return Markup("")
     high = max(values) or 1  # from nought: a tenth more is not twice as high
-    step = (width - 2 * edge) / max(len(values) - 1, 1)
+    step = (width - 2 * edge) / (len(values) - 1)
     points = [(edge + n * step, height - edge - value / high * (height - 2 * edge)) for n, value in enumerate(values)]
-    if len(points) == 1:
-        points = [(edge, points[0][1]), (width - edge, points[0][1])]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     x, y = points[-1]
     inner = (

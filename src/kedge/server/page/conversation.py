@@ -13,6 +13,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel
 from kedge.terminal.tree import describe
 
+from .markdown import Block, Span, blocks
 from .states import Outlines
 
 _SHOWN = 50  # messages at once
@@ -41,6 +42,11 @@ class Message:
     text: str
     calls: Sequence[Call] = ()
     left_out: int = 0  # characters
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Its text as its writer meant it; what a tool said is data."""
+        return [Block([Span(self.text)])] if self.role == "tool" else blocks(self.text)
 
 
 @dataclass(frozen=True, slots=True)

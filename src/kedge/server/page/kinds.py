@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, QUEUE_PREFIX, Job
+from kedge.pipeline.entries import queue_of
 from kedge.pipeline.owner import newest_status, status_of
 from kedge.process.execution import UNREADABLE, ExecutionState
 from kedge.process.workflow import Workflows
@@ -50,13 +51,16 @@ class About:
 
     def address_of(self, job: str) -> str:
         """Of the page that shows it as what it is."""
+        if self.kind is Kind.QUEUE:
+            return f"/queues#queue-{quote(queue_of(job), safe='')}"
         folder = {Kind.RUN: "runs", Kind.WORKFLOW: "executions"}.get(self.kind, "jobs")
         return f"/{folder}/{quote(job, safe='')}"
 
 
 def named_kind(job: str) -> Kind | None:
     """What the name alone tells; None: its records have to be asked."""
-    if job.endswith(INBOX_SUFFIX):
+    is_beside_a_queue = job.startswith(QUEUE_PREFIX) and job != QUEUE_PREFIX + queue_of(job)
+    if is_beside_a_queue or job.endswith(INBOX_SUFFIX):
         return Kind.INTERNAL
     return next((kind for prefix, kind in _BY_PREFIX.items() if job.startswith(prefix)), None)
 

@@ -161,7 +161,9 @@ def _chart(root: str, metric: str, series: Sequence[Series], look: _Look) -> Cha
 
 def _curve(root: str, line: Series, look: _Look, most: int, most_dots: int) -> Curve:
     some = line.thinned(most)
-    dots = [Dot(*look.place(line.job, p), _title(line, p), _link(root, p)) for p in line.thinned(most_dots)]
+    extremes = [line.best("min"), line.best("max"), line.points[-1]]  # which the table below names
+    marked = line.points if len(line.points) <= most_dots else dict.fromkeys(extremes)
+    dots = [Dot(*look.place(line.job, p), _title(line, p), _link(root, p)) for p in marked]
     at = f"{root}/jobs/{quote(line.job, safe='')}/at?seq="
     return Curve(line.job, at, [look.place(line.job, p) for p in some], [(p.seq, number(p.value)) for p in some], dots)
 
