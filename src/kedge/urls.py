@@ -17,7 +17,7 @@ from .ports import FORMAT_VERSION
 from .store.local import LocalStore
 
 if TYPE_CHECKING:
-    from .crypto import FoundKeys, MasterKey
+    from .crypto import Keyrings, MasterKey
     from .index.postgres.server import Server
     from .ports import Blobs, Index
 
@@ -122,17 +122,17 @@ def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
     )
 
 
-def find_keys(store: LocalStore, lock: Lock) -> FoundKeys:
+def find_keys(store: LocalStore, lock: Lock) -> Keyrings:
     """To rebuild an index: the keys it has, unless nothing was saved under them, as in one that was just made."""
-    from .crypto import FoundKeys
+    from .crypto import Keyrings
 
-    keys = FoundKeys(lock.master)
+    keys = Keyrings(lock.master)
     if store.index.jobs(limit=1) and (text := store.index.keyring()) is not None:
         keys.add(store.index.store_id, store.index.namespace, text)
     return keys
 
 
-def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | None, *, actor: str) -> LocalStore:
+def open_found(url: str, namespace: str, lock: Lock | None, keys: Keyrings | None, *, actor: str) -> LocalStore:
     """A namespace of a store that is rebuilt, under the keys that were found in packs if it has no others in use."""
     if lock is None or keys is None:
         return open_store(url, namespace, create=False)

@@ -72,9 +72,9 @@ def _refuse_locked(store: LocalStore) -> None:
         return
     keys: Keys = NoKeys()
     if store.vault is not None:
-        from kedge.crypto import FoundKeys
+        from kedge.crypto import Keyrings
 
-        keys = FoundKeys(store.vault.master)
+        keys = Keyrings(store.vault.master)
     for _ in read_packs(store.blobs, [pack for pack, _ in store.blobs.packs()], keys):
         pass
     if keys.locked:

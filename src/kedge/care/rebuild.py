@@ -22,7 +22,7 @@ from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
 
 if TYPE_CHECKING:
-    from kedge.crypto import FoundKeys
+    from kedge.crypto import Keyrings
 
 Progress = Callable[[int, int], None]
 
@@ -62,7 +62,7 @@ def rebuild(
     open_store: Callable[[str], AbstractContextManager[LocalStore]],
     *,
     actor: str,
-    keys: FoundKeys | None = None,
+    keys: Keyrings | None = None,
     known: Mapping[str, Known] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> RebuildReport:
@@ -223,7 +223,7 @@ def _open_rows(store: LocalStore, rows: Sequence[NewCheckpoint]) -> tuple[dict[s
     return records, lost
 
 
-def _wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
+def _wrong_key(locked: Mapping[str, int], keys: Keyrings | None) -> Validation:
     """Before anything was added: who gave the wrong key must not take the store for empty, and let gc empty it."""
     given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
     return Validation(

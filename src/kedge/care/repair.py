@@ -32,7 +32,7 @@ from kedge.store.local import LocalStore
 from .rebuild import Known, rebuild
 
 if TYPE_CHECKING:
-    from kedge.crypto import FoundKeys, MasterKey
+    from kedge.crypto import Keyrings, MasterKey
 
 _INDEX = re.compile(r"index(?:-(\d{1,9}))?\.sqlite")
 
@@ -100,7 +100,7 @@ def _carry_closed(
     return carried
 
 
-def _known(salvaged: Salvaged, keys: FoundKeys | None) -> dict[str, Known]:
+def _known(salvaged: Salvaged, keys: Keyrings | None) -> dict[str, Known]:
     """What the old index still gives, by namespace."""
     namespaces = {
         "default",
@@ -116,7 +116,7 @@ def _known(salvaged: Salvaged, keys: FoundKeys | None) -> dict[str, Known]:
 
 
 def _opening(
-    new: Path, blobs: PackBlobs, store_id: str, salvaged: Salvaged, keys: FoundKeys | None, actor: str
+    new: Path, blobs: PackBlobs, store_id: str, salvaged: Salvaged, keys: Keyrings | None, actor: str
 ) -> Callable[[str], AbstractContextManager[LocalStore]]:
     @contextmanager
     def opened(namespace: str) -> Iterator[LocalStore]:
@@ -133,7 +133,7 @@ def _opening(
 
 def _find_keys(
     path: Path, store_id: str, salvaged: Salvaged, master: MasterKey | None, marker: Marker | None
-) -> FoundKeys | None:
+) -> Keyrings | None:
     """The keys of an encrypted store, as far as its index or the copy beside it has them; None if it is plain."""
     copies = read_keyrings(path)
     keyrings = {
@@ -144,22 +144,22 @@ def _find_keys(
     return gather_keys(master, [(store_id, *keyring) for keyring in [*keyrings.items(), *copies.items()]])
 
 
-def gather_keys(master: MasterKey | None, keyrings: Sequence[tuple[str, str, str]]) -> FoundKeys:
+def gather_keys(master: MasterKey | None, keyrings: Sequence[tuple[str, str, str]]) -> Keyrings:
     """The keys in keyrings, each with the ID of its store and its namespace."""
     if master is None:
         raise Validation(
             "this store is encrypted, and no key was given", hint="give it: --key, $KEDGE_KEY or $KEDGE_KEY_FILE"
         )
-    from kedge.crypto import FoundKeys
+    from kedge.crypto import Keyrings
 
-    keys = FoundKeys(master)
+    keys = Keyrings(master)
     keys.refuse_wrong_master([text for _, _, text in keyrings])
     for keyring in keyrings:
         keys.add(*keyring)
     return keys
 
 
-def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: str) -> LocalStore:
+def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: Keyrings, actor: str) -> LocalStore:
     """The index behind the keys of its namespace, which are put in first."""
     from kedge.crypto import Vault, key_id_of
     from kedge.index.encrypted import EncryptedIndex

@@ -43,12 +43,12 @@ from .rebuild import Known, rebuild
 from .repair import RepairReport, behind_keys, gather_keys
 
 if TYPE_CHECKING:
-    from kedge.crypto import FoundKeys, MasterKey
+    from kedge.crypto import Keyrings, MasterKey
 
 _MAX_FILE_BYTES = 64 << 20
 
 
-Told = dict[str, dict[Path, NewCheckpoint | None]]  # by namespace and file; None: the file is no whole checkpoint
+ShownRows = dict[str, dict[Path, NewCheckpoint | None]]  # by namespace and file; None: the file is no whole checkpoint
 
 
 def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> RepairReport:
@@ -91,9 +91,9 @@ def _begin(journal: Journal, new: Path) -> bool:
     return is_complete
 
 
-def _read_files(path: Path) -> Told:
+def _read_files(path: Path) -> ShownRows:
     """What the readable files say. One that somebody changed does not match its digest any more."""
-    shown_rows: Told = {}
+    shown_rows: ShownRows = {}
     for file in path.glob("**/*.json"):
         parts = file.relative_to(path).parts
         if INSIDE in parts or len(parts) not in (3, 4) or (len(parts) == 4 and parts[0][:1] != "@"):
@@ -126,7 +126,7 @@ def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
     return replace(NewCheckpoint.of(checkpoint, manifest), seq=checkpoint.seq, status=checkpoint.status)
 
 
-def _find_keys(inside: Path, new: Path, shown_rows: Told, master: MasterKey | None) -> FoundKeys | None:
+def _find_keys(inside: Path, new: Path, shown_rows: ShownRows, master: MasterKey | None) -> Keyrings | None:
     """The keys of an encrypted store, as far as the old journal and the copy beside it have them; None if plain."""
     copies = read_keyrings(inside)
     keyrings: dict[str, tuple[str, str]] = {}
@@ -148,7 +148,7 @@ def _bound_to(keyring: str) -> str:
         return ""
 
 
-def _opening(inside: Path, new: Path, keys: FoundKeys | None, actor: str) -> Callable[[str], Any]:
+def _opening(inside: Path, new: Path, keys: Keyrings | None, actor: str) -> Callable[[str], Any]:
     @contextmanager
     def opened(namespace: str) -> Iterator[LocalStore]:
         index, blobs = FilesIndex(new, namespace=namespace, view=view), PackBlobs(str(inside / "packs"))
@@ -161,7 +161,7 @@ def _opening(inside: Path, new: Path, keys: FoundKeys | None, actor: str) -> Cal
     return opened
 
 
-def _put_aside(path: Path, new: Path, shown_rows: Told) -> tuple[int, bool]:
+def _put_aside(path: Path, new: Path, shown_rows: ShownRows) -> tuple[int, bool]:
     """Keep the files of checkpoints that are lost; answers how many are not, and whether any is."""
     aside = path / INSIDE / new.name.replace("rebuilt", "lost")
     count, is_lost = 0, False

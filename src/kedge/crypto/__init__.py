@@ -10,14 +10,14 @@ vault         the open keyring of a namespace, as the store uses it: `vaults`
 from __future__ import annotations
 
 from .envelope import DataKey, NameKey
-from .found_keys import FoundKeys
 from .keyring import Keyring, key_id_of, master_of, new_keyring, open_keyring, seal_keyring
+from .keyrings import Keyrings
 from .master import MasterKey, find_master, new_master_text, parse_master
 from .vault import Vault, parse_wrapped
 
 __all__ = [
     "DataKey",
-    "FoundKeys",
+    "Keyrings",
     "Keyring",
     "MasterKey",
     "NameKey",

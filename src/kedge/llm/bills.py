@@ -19,8 +19,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from kedge import codec
-from kedge.ending import save_at_end
 from kedge.errors import CheckpointError
+from kedge.exit import save_at_end
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel
 from kedge.pipeline.history import CALLS

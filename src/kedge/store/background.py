@@ -19,7 +19,7 @@ from kedge.blobs import shelter
 from kedge.blobs.workers import Workers, start
 from kedge.chunks import DeviceMemory, allocate, cut
 from kedge.codec import Encoded, Source
-from kedge.ending import save_at_end
+from kedge.exit import save_at_end
 
 T = TypeVar("T")
 

@@ -193,7 +193,7 @@ def _chunk(packed: dict[str, Any], written_by: str) -> Chunk:
 
 
 class Keys(Protocol):
-    """What opens sealed records: `crypto.FoundKeys`, which learns keys from the records themselves, or `NoKeys`."""
+    """What opens sealed records: `crypto.Keyrings`, which learns keys from the records themselves, or `NoKeys`."""
 
     locked: Counter[str]  # records that did not open, by the ID of the master key they want
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from kedge.blobs.reserve import Reserve
-from kedge.ending import close_at_end
 from kedge.errors import Corrupted
+from kedge.exit import close_at_end
 from kedge.index.group_commit import GroupCommit, Waiting
 
 from .closed_mark import Closing, IndexState, has_event, newest_event

@@ -15,7 +15,7 @@ from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 
 from . import databases
-from .common import Draft, Finding, Found, Options, Progress, Unreadable, Verdict
+from .common import Draft, Drafts, Finding, Options, Progress, Unreadable, Verdict
 from .directory import read_source
 from .folder import check_root
 from .writer import Outcome, Report, Writer
@@ -71,7 +71,7 @@ def bring(
     return report
 
 
-def _everything(source: str, options: Options) -> Found:
+def _everything(source: str, options: Options) -> Drafts:
     if options.form not in FORMATS:
         raise Validation(f"unknown format: {options.form!r}", hint=f"use one of: {', '.join(FORMATS)}")
     if source.startswith(("postgresql://", "postgres://")):
@@ -83,7 +83,7 @@ def _everything(source: str, options: Options) -> Found:
         yield Finding(Verdict.CORRUPTED, source, problem.reason)
 
 
-def _postgres(url: str, options: Options) -> Found:
+def _postgres(url: str, options: Options) -> Drafts:
     with databases.open_postgres(url) as db:
         tables = databases.postgres_tables(db)
         is_geo = "pipeline_checkpoints" in tables and options.form in ("auto", databases.GEO_DB)

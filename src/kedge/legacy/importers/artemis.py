@@ -18,8 +18,8 @@ from kedge.pipeline.history import CALLS
 from .common import (
     Document,
     Draft,
+    Drafts,
     Finding,
-    Found,
     Fragment,
     Options,
     Verdict,
@@ -84,7 +84,7 @@ def time_of(document: Any) -> int:
     return 0
 
 
-def drafts(document: Any, name: str, source: str, options: Options, cut: Fragment | None = None) -> Found:
+def drafts(document: Any, name: str, source: str, options: Options, cut: Fragment | None = None) -> Drafts:
     """The checkpoints of one document; `name` is that of its file, in which one form hides the card."""
     kind = kind_of(document)
     if cut is not None:
@@ -131,7 +131,7 @@ def _has_records(kind: str | None, document: Any) -> bool:
     return kind != "machine" and any(document.get(word) for word in _RECORDS)
 
 
-def _beside(kind: str, document: Any, source: str, options: Options) -> Found:
+def _beside(kind: str, document: Any, source: str, options: Options) -> Drafts:
     """What is no card: attempts at stages, calls of models, what the state machine saw."""
     if kind == "stages":
         yield from _stage_list(document, source, options)
@@ -164,14 +164,14 @@ def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[object
     return {**document, **records, **whole_lists}, list(lost)
 
 
-def _from_card(document: Document, run: OldRun) -> Found:
+def _from_card(document: Document, run: OldRun) -> Drafts:
     stages = mapping(document.get("stage_checkpoints"))
     yield from _unrecorded(document, stages, run)
     for name, stage in sorted(stages.items(), key=lambda pair: _end_of(pair[1])):
         yield from _stage(name, mapping(stage), run)
 
 
-def _from_results(document: Document, run: OldRun) -> Found:
+def _from_results(document: Document, run: OldRun) -> Drafts:
     results = mapping(document.get("stage_results"))
     yield from _unrecorded(document, results, run)
     for name, entry in sorted(results.items(), key=lambda pair: _end_of(pair[1])):
@@ -182,7 +182,7 @@ def _from_results(document: Document, run: OldRun) -> Found:
         yield from _stage(name, stage, run)
 
 
-def _from_index(document: Document, run: OldRun) -> Found:
+def _from_index(document: Document, run: OldRun) -> Drafts:
     results = mapping(document.get("results"))
     last = number(document.get("last_completed_stage"), -1)
     at = microseconds(document.get("timestamp"))
@@ -194,7 +194,7 @@ def _from_index(document: Document, run: OldRun) -> Found:
         yield Finding(Verdict.LOSSY, run.source, lost, (f"results[{len(results)}:{last + 1}]",))
 
 
-def _from_state(document: Document, run: OldRun) -> Found:
+def _from_state(document: Document, run: OldRun) -> Drafts:
     results = mapping(document.get("stage_results"))
     at = time_of(document) or None
     for name in dict.fromkeys(texts(document.get("stages_completed"))):
@@ -203,7 +203,7 @@ def _from_state(document: Document, run: OldRun) -> Found:
         yield run.step(name, results.get(name), created_us=at)
 
 
-def _stage_list(entries: list[Document], source: str, options: Options) -> Found:
+def _stage_list(entries: list[Document], source: str, options: Options) -> Drafts:
     """The array of stage attempts of cards: what was only started is nothing to go on from."""
     cards: dict[str, list[Document]] = {}
     for entry in entries:

@@ -90,7 +90,7 @@ class Thread:
     writes: dict[str, tuple[str, list[tuple[str, Any]]]] = field(default_factory=dict)
 
 
-Found = Iterator[Draft | Thread | Finding]
+Drafts = Iterator[Draft | Thread | Finding]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from kedge.errors import NotFound, Unavailable, Validation, install_hint
 from . import artemis, geo_core
 from .common import (
     Document,
+    Drafts,
     Finding,
-    Found,
     Options,
     Unreadable,
     Verdict,
@@ -68,7 +68,7 @@ def tables_of(db: sqlite3.Connection) -> set[str]:
     return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-def read_sqlite(entry: Entry, options: Options) -> Found:
+def read_sqlite(entry: Entry, options: Options) -> Drafts:
     """What a SQLite file holds, if it is known."""
     with open_sqlite(entry.path) as db:
         tables = tables_of(db)
@@ -91,7 +91,7 @@ def _has_threads(db: sqlite3.Connection) -> bool:
 _JSON_COLUMNS = {"stages_completed", "stage_results", "developer_results", "metrics", "result"}
 
 
-def _artemis(db: sqlite3.Connection, tables: set[str], shown: str, options: Options) -> Found:
+def _artemis(db: sqlite3.Connection, tables: set[str], shown: str, options: Options) -> Drafts:
     """Each card: the attempts at its stages, then its state; either may be there without the other."""
     states = {row["card_id"]: row for row in db.execute("SELECT * FROM pipeline_states ORDER BY card_id")}
     attempts: dict[object, list[sqlite3.Row]] = {}
@@ -158,7 +158,7 @@ def postgres_tables(db: Any) -> set[str]:
     return {row["table_name"] for row in db.execute(query)}
 
 
-def read_geo_db(db: Any, options: Options) -> Found:
+def read_geo_db(db: Any, options: Options) -> Drafts:
     """The rows of pipeline_checkpoints, parents first; their payload is below `options.files`."""
     query = (
         "SELECT checkpoint_id, level, parent_id, processor_name, data_summary, file_path, compression_type, status, "
@@ -176,7 +176,7 @@ def read_geo_db(db: Any, options: Options) -> Found:
             yield from _geo_row(row, parent, where, options, pickles)
 
 
-def _geo_row(row: Mapping[str, Any], parent: str | None, where: str, options: Options, pickles: Pickles) -> Found:
+def _geo_row(row: Mapping[str, Any], parent: str | None, where: str, options: Options, pickles: Pickles) -> Drafts:
     about: Document = {
         "checkpoint_id": row["checkpoint_id"],
         "level": row["level"],

@@ -13,8 +13,8 @@ from .common import (
     SALVAGED,
     Document,
     Draft,
+    Drafts,
     Finding,
-    Found,
     Fragment,
     Options,
     Unreadable,
@@ -66,7 +66,7 @@ class Sorted:
     held_bytes: int = 0
 
 
-def read_source(source: str, options: Options) -> Found:
+def read_source(source: str, options: Options) -> Drafts:
     """All drafts and findings of a directory or a file."""
     root = check_root(source)
     with Pickles(options.allow) as pickles:
@@ -78,7 +78,7 @@ def read_source(source: str, options: Options) -> Found:
             yield from _read_folder(listing, options, pickles)
 
 
-def _read_single(path: str, options: Options, pickles: Pickles) -> Found:
+def _read_single(path: str, options: Options, pickles: Pickles) -> Drafts:
     whole = list_folder(os.path.dirname(path), "")
     name = os.path.basename(path)
     if name in whole.files:
@@ -86,7 +86,7 @@ def _read_single(path: str, options: Options, pickles: Pickles) -> Found:
         yield from _read_folder(alone, options, pickles)
 
 
-def _read_folder(listing: Listing, options: Options, pickles: Pickles) -> Found:
+def _read_folder(listing: Listing, options: Options, pickles: Pickles) -> Drafts:
     registry, problem = geo_core.read_registry(listing)
     if problem is not None:
         yield problem
@@ -128,7 +128,7 @@ def _is_core(entry: Entry) -> bool:
     return geo_core.is_metadata(document) or geo_core.is_registry(document)
 
 
-def _drafts_of(paper: Paper, document: Any, listing: Listing, options: Options) -> Found:
+def _drafts_of(paper: Paper, document: Any, listing: Listing, options: Options) -> Drafts:
     entry = paper.entry
     if paper.form == artemis.FORM:
         yield from artemis.drafts(document, entry.name, entry.shown, options, paper.cut)
@@ -143,7 +143,7 @@ def _drafts_of(paper: Paper, document: Any, listing: Listing, options: Options) 
         yield draft
 
 
-def _sort(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Found:
+def _sort(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Drafts:
     """Put one file where it belongs, or say why it belongs nowhere."""
     try:
         data = read_file(entry) if entry.size_bytes <= SMALL_BYTES else b""
@@ -167,7 +167,7 @@ def _is_pickle(entry: Entry, head: bytes) -> bool:
     return is_marked or head[:2] == b"\x1f\x8b" or geo_core.is_pickle_name(entry.name)
 
 
-def _sort_pickle(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Found:
+def _sort_pickle(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Drafts:
     if options.form not in ("auto", geo_tiles.FORM):
         return
     unpickled = pickles.read(read_file(entry, MAX_PICKLE_BYTES))
@@ -179,7 +179,7 @@ def _sort_pickle(entry: Entry, folder: Sorted, options: Options, pickles: Pickle
     folder.pickles.append((unpickled.value, entry.name, entry.shown))
 
 
-def _sort_json(entry: Entry, data: bytes, folder: Sorted, options: Options) -> Found:
+def _sort_json(entry: Entry, data: bytes, folder: Sorted, options: Options) -> Drafts:
     cut: Fragment | None = None
     try:
         document = parse_json(data)

@@ -19,8 +19,8 @@ from .common import (
     SALVAGED,
     Document,
     Draft,
+    Drafts,
     Finding,
-    Found,
     Options,
     Unreadable,
     Verdict,
@@ -106,7 +106,7 @@ def drafts(
     folders: Mapping[str, Document],
     options: Options,
     pickles: Pickles,
-) -> Found:
+) -> Drafts:
     for name in registry:
         where = clean(f"{os.path.join(listing.shown, REGISTRY)}: {name}")
         if not is_plain_name(name):
@@ -152,7 +152,7 @@ def parents_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[s
             yield ancestor, parent if parent in given and parent != ancestor["checkpoint_id"] else None
 
 
-def checkpoint(name: str, about: Document, inside: Listing, options: Options, pickles: Pickles, **extra: Any) -> Found:
+def checkpoint(name: str, about: Document, inside: Listing, options: Options, pickles: Pickles, **extra: Any) -> Drafts:
     """One checkpoint: its files, verified by the old rule. `extra`: fields that a database knows better."""
     shown = clean(inside.shown or name)
     status = about.get("status")

@@ -11,8 +11,8 @@ from .common import (
     MOST_PATHS,
     Document,
     Draft,
+    Drafts,
     Finding,
-    Found,
     Options,
     Verdict,
     clean,
@@ -38,7 +38,7 @@ def time_of(document: Document) -> int:
     return microseconds(document.get("timestamp")) or 0
 
 
-def drafts(documents: Sequence[tuple[Document, str]], folder: str, options: Options, cut: frozenset[str]) -> Found:
+def drafts(documents: Sequence[tuple[Document, str]], folder: str, options: Options, cut: frozenset[str]) -> Drafts:
     """The run of each experiment whose stage files lie in one folder, in the order of their times."""
     experiments: dict[str, list[tuple[Document, str]]] = {}
     for document, source in documents:

@@ -14,8 +14,8 @@ from kedge.model import RunStatus
 from .common import (
     Document,
     Draft,
+    Drafts,
     Finding,
-    Found,
     Options,
     Verdict,
     clean,
@@ -49,7 +49,7 @@ def is_sidecar(document: object) -> bool:
     return isinstance(document, dict) and {"analysis_method", "chunk_idx"} <= document.keys()
 
 
-def drafts(values: Sequence[tuple[Document, str, str]], options: Options) -> Found:
+def drafts(values: Sequence[tuple[Document, str, str]], options: Options) -> Drafts:
     """What the pickles of one folder (value, file name, path shown) tell, each job's in the order of time."""
     tiles: dict[str, list[tuple[Document, str]]] = {}
     chunks: dict[str, list[tuple[Document, str]]] = {}
@@ -67,7 +67,7 @@ def drafts(values: Sequence[tuple[Document, str, str]], options: Options) -> Fou
             yield _chunk(job, value, source)
 
 
-def _tile_job(job: str, values: list[tuple[Document, str]]) -> Found:
+def _tile_job(job: str, values: list[tuple[Document, str]]) -> Drafts:
     """Each file adds the tiles that are new in it: the old system forgot earlier ones when it was resumed."""
     done: dict[str, None] = {}
     failed: dict[str, str] = {}

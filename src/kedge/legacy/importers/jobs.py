@@ -11,8 +11,8 @@ from .common import (
     SALVAGED,
     Document,
     Draft,
+    Drafts,
     Finding,
-    Found,
     Fragment,
     Options,
     Verdict,
@@ -68,7 +68,7 @@ def time_of(document: Document) -> int:
     return at_us or 0
 
 
-def drafts(document: Document, source: str, options: Options, cut: Fragment | None = None) -> Found:
+def drafts(document: Document, source: str, options: Options, cut: Fragment | None = None) -> Drafts:
     kind = kind_of(document)
     is_cut = cut is not None
     if kind == "execution":
@@ -107,7 +107,7 @@ def drafts(document: Document, source: str, options: Options, cut: Fragment | No
     )  # fmt: skip
 
 
-def _job_state(document: Document, source: str, options: Options, is_cut: bool) -> Found:
+def _job_state(document: Document, source: str, options: Options, is_cut: bool) -> Drafts:
     """`.jobs/<job>/state.json`: all that the job engine knew of a job, its steps included."""
     about = document["metadata"]
     job = name_of(about["job_id"], most=MOST_JOB_NAME, prefix=options.job_prefix)
@@ -128,7 +128,7 @@ def _job_state(document: Document, source: str, options: Options, is_cut: bool) 
     )
 
 
-def _execution(document: Document, source: str, options: Options, cut: Fragment | None) -> Found:
+def _execution(document: Document, source: str, options: Options, cut: Fragment | None) -> Drafts:
     """An execution that `kedge.workflow` goes on with, approvals included."""
     old_id = str(document["execution_id"])
     job = name_of(old_id.removeprefix(EXECUTION_PREFIX), most=_MOST, prefix=EXECUTION_PREFIX + options.job_prefix)

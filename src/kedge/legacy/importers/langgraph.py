@@ -22,7 +22,7 @@ from uuid import UUID
 from kedge.errors import CheckpointError, Validation, install_hint
 from kedge.manager import CheckpointManager
 
-from .common import Finding, Found, Options, Thread, Verdict, clean
+from .common import Drafts, Finding, Options, Thread, Verdict, clean
 from .databases import LANGGRAPH_POSTGRES, LANGGRAPH_SQLITE
 from .writer import Report
 
@@ -109,7 +109,7 @@ def _refuse(value: object) -> Any:
     raise ValueError(f"an allowed type holds a {type(value).__name__}, of which only LangGraph's newer savers know")
 
 
-def read_threads(db: sqlite3.Connection, shown: str, options: Options) -> Found:
+def read_threads(db: sqlite3.Connection, shown: str, options: Options) -> Drafts:
     """The threads of a SqliteSaver; before 0.2 they had no namespaces, and other names for IDs."""
     own = {row["name"] for row in db.execute("PRAGMA table_info(checkpoints)")}
     of_writes = {row["name"] for row in db.execute("PRAGMA table_info(writes)")}
@@ -138,7 +138,7 @@ def read_threads(db: sqlite3.Connection, shown: str, options: Options) -> Found:
             yield from _one(LANGGRAPH_SQLITE, shown, dict(row), writes_of, values, _whole)
 
 
-def read_postgres(db: Any, shown: str, options: Options) -> Found:
+def read_postgres(db: Any, shown: str, options: Options) -> Drafts:
     """The threads of a PostgresSaver; one that is shallow keeps the newest checkpoint of each, without a history."""
     columns = {
         (row["table_name"], row["column_name"])
@@ -196,7 +196,7 @@ def _from_blobs(row: Mapping[str, Any], values: Values) -> tuple[Any, Any]:
     return {**row["checkpoint"], "channel_values": {**inline, **loaded}}, row["metadata"]
 
 
-def _one(form: str, shown: str, row: Mapping[str, Any], writes_of: WritesOf, values: Values, load: Load) -> Found:
+def _one(form: str, shown: str, row: Mapping[str, Any], writes_of: WritesOf, values: Values, load: Load) -> Drafts:
     where = clean(f"{shown}: {row['thread_id']} {row['checkpoint_id']}")
     parent = row.get("parent_checkpoint_id")
     try:

@@ -1,4 +1,4 @@
-"""Keys as they are found while an index is rebuilt: in what is left of it, beside it, and in the records of packs."""
+"""Keyrings as they are gathered while an index is rebuilt: from what is left of it, beside it, and from packs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .master import MasterKey
 from .vault import parse_wrapped
 
 
-class FoundKeys:
+class Keyrings:
     """Keyrings by namespace. The first one found says which data key is the current one; later ones add older keys."""
 
     def __init__(self, master: MasterKey) -> None:
