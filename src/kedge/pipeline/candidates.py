@@ -21,6 +21,7 @@ _NEXT_LOOK_S = 0.01  # after one that took all there was: what is submitted mean
 _CROWDED_S = 5.0  # so long after a collision a worker keeps to its lane, one of so many among which entries are divided
 _LANES = 16
 _BLOCK = 32  # entries, by their numbers, that are in one lane; the next ones are in the next
+_MOST_BLOCKS = 4  # that are read in one look, where none of the entries may begin
 _CROWD = 8  # times as many entries are read at once where the lane has none
 _STRAY = 8  # one look of so many is at the first entries all the same: nobody may have their lane
 _PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
@@ -135,14 +136,15 @@ class Candidates:
         """The first that may begin among the entries of this worker's lane, which other workers seldom read."""
         state = ready(priority)
         first = self._page(job, state, 0, 1)
-        while first:
+        for _ in range(_MOST_BLOCKS if first else 0):
             block = first[0][0].seq // _BLOCK
             block += (self.lane - block) % _LANES
             page = self._page(job, state, block * _BLOCK - 1, _BLOCK)
             own = [stored for stored in page if stored[0].seq // _BLOCK == block]
             if entries := self._beginnable(job, own):
                 return entries
-            first = self._page(job, state, (block + 1) * _BLOCK - 1, 1) if own else page[:1]
+            if not (first := self._page(job, state, (block + 1) * _BLOCK - 1, 1) if own else page[:1]):
+                break
         return []
 
     def _of_priority(

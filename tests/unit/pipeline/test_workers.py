@@ -458,6 +458,32 @@ def test_workers_that_collided_read_different_entries(
     assert set(found(other)) >= {*keys[:3]}
 
 
+def test_a_lane_full_of_what_the_worker_lacks_is_not_read_to_its_end(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "_BLOCK", 1)
+    monkeypatch.setattr(candidates, "_LANES", 1)
+    monkeypatch.setattr(candidates, "_dice", Dice(last=True))
+    for number in range(40):
+        queue.submit(other_work, number)
+    mine = queue.submit(work, 1).key
+    looks, pages = lane(store, queue, 0), list[object]()
+    list_stored = store.catalogue.list_stored
+
+    def counted(job: str, wanted: Any) -> Any:
+        pages.append(wanted)
+        return list_stored(job, wanted)
+
+    monkeypatch.setattr(store.catalogue, "list_stored", counted)
+    assert found(looks) == [mine]
+    assert len(pages) < 30  # two for each of 40 blocks, else
+
+
+@kedge.pipeline
+def other_work(number: int) -> int:
+    return number
+
+
 class Dice(random.Random):
     """Always the last number, or always the first."""
 
