@@ -29,7 +29,7 @@ def traced() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("form", ["npz", "safetensors", "npy", "raw"])
+@pytest.mark.parametrize("form", ["json", "npz", "safetensors", "npy", "raw"])
 def test_what_is_abandoned_is_freed_at_once(store: kedge.CheckpointManager, form: str, traced: None) -> None:
     saved = store.save("j", "s", {"w": np.random.default_rng(1).integers(0, 99, 16 << 20, "u1")})
     address = f"/api/v1/checkpoints/{saved}/download?format={form}{'&path=w' if form in ('npy', 'raw') else ''}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response, StreamingResponse
@@ -61,10 +62,21 @@ class _Reading:
 
 class _Streamed(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
-        """A caller that goes away stops it in the middle: what was read for it goes then, not at some collection."""
+        """A caller that goes away stops it in the middle: what was read for it goes then, not at some collection.
+
+        The error that stops it is in a cycle with the frames it passed, which would keep the piece they were sending.
+        """
+        piece: object = b""
         try:
-            await super().stream_response(send)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for piece in self.body_iterator:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except BaseException as error:
+            clear_frames(error.__traceback__)
+            raise
         finally:
+            del piece
             if isinstance(self.body_iterator, AsyncGenerator):
                 await self.body_iterator.aclose()
 
