@@ -36,7 +36,7 @@ shell = os.getppid()
 os.kill(shell, 9)
 while os.getppid() == shell:
     time.sleep(0.01)  # sleep: until that is seen
-time.sleep(0.2)  # sleep: it is still at work when we are back, if nobody waits for it
+time.sleep(0.2)  # sleep: at least until one that does not wait has looked
 open(sys.argv[1], "w").close()
 """
 
