@@ -81,7 +81,7 @@ def test_a_map_that_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.mutant
 def test_a_handled_failure_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kedge.pipeline.kept.kept_failures", lambda store, run, newest: {})
+    monkeypatch.setattr("kedge.pipeline.final_failures.kept_failures", lambda store, run, newest: {})
     with pytest.raises(Violation, match="was undone"):
         for number in range(100):
             case_in_process(number)

@@ -144,7 +144,7 @@ class _Start(Generic[R]):
             check_same_run(self.store, self.key, inputs)
         handle = partial(Handle[R], self.store, self.key, queue_job(RECOVERY), inputs=inputs)
         if status is RunStatus.FAILED and self.parent is not None:
-            # The parent may have handled that, and then it does not ask for the result again (`kept`).
+            # The parent may have handled that, and then it does not ask for the result again (`final_failures`).
             return handle(resume=self.begin)
         if status not in _ENDED:
             self.begin()

@@ -11,7 +11,7 @@ from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.ports import Selection, Stored
 
-from .delayed import Delayed
+from .delays import Delays
 from .entries import PRIORITIES, RUNNING, Entry, ready
 from .limits import QueueLimits
 from .repertoire import Repertoire
@@ -38,7 +38,7 @@ class Candidates:
         self,
         store: CheckpointManager,
         jobs: Sequence[str],
-        delayed: Mapping[str, Delayed],
+        delayed: Mapping[str, Delays],
         pipelines: Repertoire,
         limits: Mapping[str, QueueLimits],
         concurrency: int,

@@ -24,10 +24,9 @@ from kedge.model import CheckpointId, Lease
 from kedge.ports import Mark, Stored, Then, Unmet
 
 from .background import stop_background
-from .beginning import Taking, first_lease
 from .candidates import LOOK_EVERY_S, Candidates
 from .declaration import Pipeline
-from .delayed import Delayed
+from .delays import Delays
 from .entries import (
     DEAD,
     DELAYED,
@@ -59,6 +58,7 @@ from .repertoire import Repertoire
 from .retry import Retry
 from .run import Run
 from .schedules import fire
+from .session_start import Taking, first_lease
 from .signals import Paused
 
 IDLE_S = 1.0
@@ -103,7 +103,7 @@ class Worker:
         self._report = report
         self._lock = threading.Lock()
         self._at_work: dict[str, Run | None] = {}  # by ID of the entry
-        self._delayed = {job: Delayed(store, job) for job in (*self._schedules, *self._jobs)}
+        self._delayed = {job: Delays(store, job) for job in (*self._schedules, *self._jobs)}
         self._suspect = ""  # ID of the entry at work on which more than one worker has died
         self._recover_at = 0.0
         self._recovered_to: dict[str, int] = {}  # where the search for dead workers was broken off

@@ -24,9 +24,9 @@ from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, Lease, RunSta
 from kedge.store.request import Request, branch_listed, request_again
 
 from .entries import RECOVERY, Arguments, EntryFacts, inputs_of, queue_job, save_entry, shown_call
+from .final_failures import kept_failures
 from .history import RunSummary, find_run, find_runs, steps_of
 from .inbox import parse_run_key
-from .kept import kept_failures
 from .keys import digest_of, show
 from .origin import entry_of_run, parameters_of_run, program_of
 from .owner import newest_status, save_status, take_lease

@@ -13,8 +13,8 @@ from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus
 
 from .approval import APPROVAL, decision_of
+from .final_failures import asked_again, kept_failures
 from .items import MapItems, maps_of
-from .kept import asked_again, kept_failures
 from .keys import show
 from .outcome import what_follows
 from .owner import newest_status, status_of, take_lease, walk_jobs

@@ -14,7 +14,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import MAX_STEP_CHARACTERS, RunStatus
 from kedge.ports import Provided, Unmet
 
-from . import kept
+from . import final_failures
 from .cancellation import cancel
 from .declaration import Pipeline, parse_pipeline
 from .entries import (
@@ -196,7 +196,7 @@ class Queue:
         run = run_of(self.store, key)
         if dead is None and (entries or run is None or run.status is not RunStatus.COMPLETED or run.queue != self.name):
             raise NotFound(f"queue {self.name} has no dead run {key}", hint=f"kedge queue list {self.name} shows them")
-        paths = kept.retry_failed(self.store, key) if retry_failed else []
+        paths = final_failures.retry_failed(self.store, key) if retry_failed else []
         if dead is not None:
             self._put_back(dead)
         elif run is not None:

@@ -21,7 +21,6 @@ from kedge.manager import CheckpointManager
 from kedge.model import LOG_LEVELS, CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.ports import Then
 
-from .beginning import Beginning, Taking
 from .inbox import opened, parse_run_key
 from .keys import Path, show
 from .outcome import say_what_follows, status_after
@@ -29,6 +28,7 @@ from .owner import this_command
 from .place import Place, place_in
 from .retry import Retry, parse_timeout
 from .session import Session, not_entered
+from .session_start import Beginning, Taking
 from .signals import Paused
 from .step import UNSET, Call, Steps, is_coroutine_function, parse_options, parse_version
 from .streams import stream_tags

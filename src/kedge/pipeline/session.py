@@ -24,8 +24,8 @@ from kedge.store.request import Request
 from .account import Account, Waiting
 from .attempt import Isolation
 from .failure import Failure, one_line, traceback_of
+from .final_failures import KeptFailures
 from .inbox import CANCEL, ITEMS, Inbox, SignalMessages
-from .kept import KeptFailures
 from .keys import Path, previews, show, step_key
 from .owner import newest_status, save_status, status_request, this_process
 from .progress import watcher

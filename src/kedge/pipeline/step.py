@@ -20,7 +20,7 @@ from kedge.model import Checkpoint, parse_step
 
 from .attempt import TIMEOUT_IN, await_within, call_in_thread
 from .failure import Failure, one_line
-from .kept import FINAL
+from .final_failures import FINAL
 from .keys import Path, arguments, digest_of, imported_tag, preview, show, step_key
 from .place import Attempted, Place, carry
 from .retry import Retry, parse_retries, parse_timeout
@@ -244,7 +244,7 @@ class Steps:
         return result
 
     def _raise_kept(self, step: Step[R]) -> None:
-        """Raise what the step failed with for good in an earlier session, if the pipeline handled that (`kept`)."""
+        """Raise what the step failed with for good in an earlier session, if the pipeline handled that."""
         session = self._session
         if step.call.is_saved and (error := session.failures.take(step.key, step.path)) is not None:
             session.account.reused(show(step.path))

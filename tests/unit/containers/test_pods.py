@@ -15,9 +15,9 @@ from kedge.containers import attempts, hibernation, pods
 from kedge.containers.engine import cri, grpc
 from kedge.containers.engine.owners import owner_of
 from kedge.containers.runtime import claims, exits, marks
-from kedge.containers.runtime.abandoned import Abandoned
 from kedge.containers.runtime.marks import Mark
 from kedge.containers.runtime.opt_in import Wish, has_made_up_name, key_of, wish_of
+from kedge.containers.runtime.orphans import Orphans
 from kedge.containers.snapshot import find_for
 from kedge.model import Lease
 
@@ -200,7 +200,7 @@ def test_the_guard_renews_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 store.break_lease(claim)
         time.sleep(0.15)  # sleep: at least as long as the claim lasts
         monkeypatch.setattr(marks, "Lease", lambda **given: Lease(**{**given, "ttl_s": 60}))
-        assert [job for job, _ in claims.renew_here(Abandoned())] == ["container:lost"]
+        assert [job for job, _ in claims.renew_here(Orphans())] == ["container:lost"]
         with pytest.raises(kedge.CheckpointError, match="alive"):
             elsewhere(store, "container:alive")
         elsewhere(store, "container:gone")

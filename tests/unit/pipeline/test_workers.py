@@ -18,7 +18,7 @@ from kedge.model import Lease, RunStatus
 from kedge.pipeline import candidates
 from kedge.pipeline.candidates import Candidates
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.delayed import Delayed
+from kedge.pipeline.delays import Delays
 from kedge.pipeline.entries import DEAD, DELAYED, READY, RUNNING, new_entry
 from kedge.pipeline.heartbeat import Heartbeat
 from kedge.pipeline.history import find_run
@@ -399,7 +399,7 @@ def test_an_entry_that_has_changed_since_it_was_listed_is_not_carried_out(
 def looking(store: CheckpointManager, queue: kedge.Queue) -> Candidates:
     job = f"queue:{queue.name}"
     has = Repertoire(store, {"work": work}, lambda run, text: None)
-    return Candidates(store, [job], {job: Delayed(store, job)}, has, {}, 4)
+    return Candidates(store, [job], {job: Delays(store, job)}, has, {}, 4)
 
 
 def found(looks: Candidates, *, is_thorough: bool = False) -> list[str]:

@@ -267,10 +267,10 @@ def guard_command(session: Session, every_s: float, once: bool) -> None:
     dies, its claims expire after five minutes. Containers that their engine created and never started,
     or forgot, are removed.
     """
-    from kedge.containers.runtime.abandoned import Abandoned
     from kedge.containers.runtime.claims import renew_here
+    from kedge.containers.runtime.orphans import Orphans
 
-    seen = Abandoned()
+    seen = Orphans()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with Stores(session):

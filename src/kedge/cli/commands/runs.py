@@ -224,7 +224,7 @@ def resume_command(
     the store can change them. If others can (a service, a database, a shared directory), Kedge shows the command and
     asks first.
     """
-    from kedge.pipeline import kept
+    from kedge.pipeline import final_failures
     from kedge.pipeline.history import check_own_program, find_run
     from kedge.pipeline.items import failed_items, retry_items
     from kedge.pipeline.origin import command_of
@@ -238,7 +238,7 @@ def resume_command(
         if items:
             failed_items(manager, run, items)  # an unknown one is refused before anything is asked for
         if retry_failed or steps:
-            for path in kept.retry_failed(manager, run, steps):
+            for path in final_failures.retry_failed(manager, run, steps):
                 click.echo(f"{safe(path)} will run again", err=True)
         argv, cwd = command_of(manager, run)
         if items:

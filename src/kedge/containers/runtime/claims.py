@@ -9,7 +9,7 @@ nobody alive has.
 
 Who comes while the one before is on its way out waits for that (`LEAVING_S`): while that is checkpointed for good, so
 as to be restored from there, or while its engine removes it because its shim is gone. If it takes longer, `create`
-fails. One that its engine neither starts nor removes is removed after a while (`abandoned`). In a cluster a pod is
+fails. One that its engine neither starts nor removes is removed after a while (`orphans`). In a cluster a pod is
 replaced as soon as it is to go, which its runtime learns later, after its preStop hook. So who would begin anew beside
 one that lives waits a while (`UNDECIDED_S`) for that one to be told.
 
@@ -38,11 +38,11 @@ from kedge.manager import CheckpointManager
 from kedge.model import Lease
 from kedge.store.lease import is_holder_gone, started
 
-from . import abandoned, marks
-from .abandoned import Abandoned
+from . import marks, orphans
 from .bounds import keep_within
 from .container import engine_of, state_of
 from .marks import Mark
+from .orphans import Orphans
 
 CLAIM_S = 300.0
 LEAVING_S = 30.0
@@ -67,7 +67,7 @@ def take(
     that have no checkpoints; `wait_s`: so long for who is on its way out, then Conflict; `undecided_s`: so long for who
     lives to be told to go, before one without checkpoints is taken beside it."""
     search = _Search(manager, key, Path(root, identity), only_first, only_empty, wait_s > 0, undecided_s > 0)
-    seen = Abandoned()
+    seen = Orphans()
     undecided_until = time.monotonic() + undecided_s
     until = undecided_until + wait_s
     while True:
@@ -81,7 +81,7 @@ def take(
         time.sleep(0.1)
 
 
-def _reason_to_wait(alive: Sequence[_Alive], seen: Abandoned) -> str:
+def _reason_to_wait(alive: Sequence[_Alive], seen: Orphans) -> str:
     """One of these is not started, or has lost its shim: its engine may be about to see to that. Else it is removed."""
     for other in alive:
         if other.abandoned:
@@ -218,7 +218,7 @@ def key_of(claim: Lease) -> str:
     return claim.job.partition(":")[2]
 
 
-def renew_here(seen: Abandoned) -> list[tuple[str, str]]:
+def renew_here(seen: Orphans) -> list[tuple[str, str]]:
     """Renew the claims of all that live on this machine, and remove those that are abandoned; (job, why not) of those
     where that failed."""
     stores: dict[tuple[tuple[str, str], ...], list[Lease]] = {}
@@ -226,7 +226,7 @@ def renew_here(seen: Abandoned) -> list[tuple[str, str]]:
     for container, mark in marked():
         if not (state := state_of(container)):
             continue
-        if abandoned.reason(container, mark, state):
+        if orphans.reason(container, mark, state):
             failed += [(snapshot.job_of("container", mark.key), why)] if (why := _remove(container, seen)) else []
         elif mark.claim is not None:
             stores.setdefault(tuple(sorted(mark.environment.items())), []).append(mark.claim)
@@ -239,7 +239,7 @@ def renew_here(seen: Abandoned) -> list[tuple[str, str]]:
     return failed
 
 
-def _remove(container: Path, seen: Abandoned) -> str:
+def _remove(container: Path, seen: Orphans) -> str:
     try:
         return seen.remove(container)
     except CheckpointError as error:
@@ -274,7 +274,7 @@ def _alive_here(key: str, besides: Path) -> Iterator[_Alive]:
             is_ending = bool(mark.ending) and is_busy(str(container.parent), container.name)
             is_leaving = is_ending or marks.is_leaving(container) or _has_lost_its_shim(container, state.get("pid"))
             job = "" if mark.claim is None else mark.claim.job
-            yield _Alive(container, job, is_leaving, abandoned.reason(container, mark, state))
+            yield _Alive(container, job, is_leaving, orphans.reason(container, mark, state))
 
 
 def _has_lost_its_shim(container: Path, pid: object) -> bool:

@@ -10,7 +10,7 @@
     retention.py     policies, and what they would delete; previews.py: told while a history is read
     runs.py          runs, their steps and log; approvals.py: what waits for a person
     run_records.py   what was read of runs; timeline.py: a run over time; items.py: the items of its maps
-    resuming.py      starting a run again; forks.py: another one from one of its steps
+    resumption.py    starting a run again; forks.py: another one from one of its steps
     models.py        what LLM calls cost; spending.py: counted, over time
     queues.py        what waits for workers, and schedules
     storage.py       what grew, what gc would free, the log of changes

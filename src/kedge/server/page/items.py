@@ -20,7 +20,7 @@ from kedge.pipeline.items import FailedItem, FoundItem, MapItems, find_item, pla
 from . import states
 from .charts import cells
 from .memory import memory_of
-from .resuming import can_requeue, can_resume, start_again
+from .resumption import can_requeue, can_resume, start_again
 from .templates import Number, PageRoute, Reader, Writer, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -40,7 +40,7 @@ from .approvals import as_json, asked, decided
 from .items import grid_of
 from .kinds import STATUSES, Kind
 from .memory import memory_of
-from .resuming import can_requeue, can_resume, start_again
+from .resumption import can_requeue, can_resume, start_again
 from .roster import Entry
 from .templates import Number, PageRoute, Reader, Writer, answer, linked, see
 from .timeline import Row, Span, timeline

@@ -31,7 +31,7 @@ ABANDONED_S = 20.0  # engines start what they have created within a second, and 
 
 
 @dataclass(frozen=True, slots=True)
-class Abandoned:
+class Orphans:
     """Those that somebody has seen so, and since when."""
 
     _since: dict[Path, float] = field(default_factory=dict)

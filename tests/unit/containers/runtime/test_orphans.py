@@ -9,11 +9,11 @@ import pytest
 
 import kedge
 from kedge.containers import attempts
-from kedge.containers.runtime import abandoned, arguments, claims, delete, marks, start
-from kedge.containers.runtime.abandoned import Abandoned
+from kedge.containers.runtime import arguments, claims, delete, marks, orphans, start
 from kedge.containers.runtime.container import CalledContainer
 from kedge.containers.runtime.marks import Mark
 from kedge.containers.runtime.opt_in import Wish
+from kedge.containers.runtime.orphans import Orphans
 
 ROOT = "/run/containerd/runc/k8s.io"
 PID = 4242
@@ -86,12 +86,12 @@ def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machin
 
 def is_child_of(monkeypatch: pytest.MonkeyPatch, parent: str) -> None:
     """The first process of the container, from now on."""
-    for module in (abandoned, claims):
+    for module in (orphans, claims):
         monkeypatch.setattr(module, "stat_of", lambda pid: ["S", parent] if pid == str(PID) else [])
 
 
 def after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abandoned, "ABANDONED_S", 0.0)
+    monkeypatch.setattr(orphans, "ABANDONED_S", 0.0)
 
 
 @pytest.mark.parametrize("status", ["restored", "created"])
@@ -122,17 +122,17 @@ def test_started_at_the_last_moment(machine: Machine, monkeypatch: pytest.Monkey
     machine.create("restored")
     machine.start()
     after_a_while(monkeypatch)
-    assert Abandoned().remove(Path(ROOT, "a")) == ""
+    assert Orphans().remove(Path(ROOT, "a")) == ""
     assert machine.has_container
 
 
-@pytest.mark.parametrize("what", [start.start, lambda _: Abandoned().remove(Path(ROOT, "a"))])
+@pytest.mark.parametrize("what", [start.start, lambda _: Orphans().remove(Path(ROOT, "a"))])
 def test_starting_and_removing_exclude_each_other(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, what: Callable[[CalledContainer], object]
 ) -> None:
     machine.create("restored")
     after_a_while(monkeypatch)
-    for module in (start, abandoned):
+    for module in (start, orphans):
         monkeypatch.setattr(module, "ORPHAN_S", 0.0)
     with attempts.only_one(ROOT, "a"), pytest.raises(kedge.Conflict, match="somebody else"):
         what(machine.call("start"))
@@ -158,7 +158,7 @@ def test_its_engine_deletes_it(machine: Machine) -> None:
 def test_the_guard_of_a_node_removes_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its claim is not renewed: the workload may be wanted on another node."""
     machine.create("restored")
-    seen = Abandoned()
+    seen = Orphans()
     assert claims.renew_here(seen) == []
     assert machine.has_container
     after_a_while(monkeypatch)
@@ -187,7 +187,7 @@ def test_one_whose_shim_was_killed_gives_its_place(machine: Machine, monkeypatch
 def test_the_guard_removes_one_whose_shim_was_killed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.create("running")
     is_child_of(monkeypatch, "1")
-    seen = Abandoned()
+    seen = Orphans()
     assert claims.renew_here(seen) == []
     assert machine.has_container
     after_a_while(monkeypatch)
@@ -212,7 +212,7 @@ def test_one_whose_parent_is_not_init_is_left_alone(machine: Machine, monkeypatc
     after_a_while(monkeypatch)
     with pytest.raises(kedge.Conflict, match="workload k is still being checkpointed or removed"):
         machine.take(wait_s=0.001)
-    assert claims.renew_here(Abandoned()) == []
+    assert claims.renew_here(Orphans()) == []
     assert machine.status == "running"
 
 
@@ -231,9 +231,9 @@ def test_one_that_people_start_when_they_like(status: str) -> None:
     restored = "k_1_00000000" if status == "paused" else None
     state = {"status": status, "pid": PID}
     by_hand, of_a_pod = (remembered(Wish("k", "latest", namespace=name), restored) for name in ("", "team"))
-    assert not abandoned.reason(Path("/run/runc/a"), by_hand, state)
-    assert abandoned.reason(Path("/run/runc/a"), of_a_pod, state)
-    assert abandoned.reason(Path(ROOT, "a"), by_hand, state)
+    assert not orphans.reason(Path("/run/runc/a"), by_hand, state)
+    assert orphans.reason(Path("/run/runc/a"), of_a_pod, state)
+    assert orphans.reason(Path(ROOT, "a"), by_hand, state)
 
 
 def test_one_of_another_engine_is_not_asked_for_its_shim(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +241,6 @@ def test_one_of_another_engine_is_not_asked_for_its_shim(machine: Machine, monke
     mark = Mark(Wish("k", "latest"))
     is_child_of(monkeypatch, "1")
     for root in ("/run/runc", "/run/crio", "/run/user/0/crun"):
-        assert not abandoned.reason(Path(root, "a"), mark, {"status": "running", "pid": PID})
+        assert not orphans.reason(Path(root, "a"), mark, {"status": "running", "pid": PID})
     for root in (ROOT, "/run/docker/runtime-runc/moby"):
-        assert abandoned.reason(Path(root, "a"), mark, {"status": "running", "pid": PID})
+        assert orphans.reason(Path(root, "a"), mark, {"status": "running", "pid": PID})

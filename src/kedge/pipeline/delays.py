@@ -14,7 +14,7 @@ from .entries import DELAYED, Entry, entries_of
 _PAGE = 500
 
 
-class Delayed:
+class Delays:
     """The delayed entries of one job. An entry that is due stays until it is taken, and one that is put back is due
     again. Used by several threads at once."""
 

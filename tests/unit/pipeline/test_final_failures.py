@@ -9,8 +9,8 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager
+from kedge.pipeline.final_failures import retry_failed
 from kedge.pipeline.history import explain, find_run
-from kedge.pipeline.kept import retry_failed
 
 
 class CardError(Exception):
