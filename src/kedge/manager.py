@@ -35,9 +35,9 @@ from .ports import Events, Update
 from .store import Save, Store, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.methods import Session
-from .store.received import Received
 from .store.request import Request, parse_request, request_again
 from .store.rope import PartedTree
+from .store.transfer import Received
 from .urls import FORMS, Lock, default_url, find_lock, needing, open_store, without_secrets
 
 if TYPE_CHECKING:

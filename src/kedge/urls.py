@@ -69,9 +69,9 @@ def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = No
     What an adapter or encryption needs is imported only when it is used.
     """
     if (directory := _kept_at(url)) is not None:
-        from .care.kept_memory import KeptMemory
+        from .care.memory_directory import MemoryDirectory
 
-        return KeptMemory(open_store(directory, namespace, create=create, lock=lock, actor=actor))
+        return MemoryDirectory(open_store(directory, namespace, create=create, lock=lock, actor=actor))
     store = _open_plain(url, namespace, create=create)
     try:
         if lock is not None:

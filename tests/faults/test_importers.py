@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 import kedge
-from kedge.legacy.importers import bring, directory, folder, geo_core, unpickling_child, writer
+from kedge.legacy.importers import bring, directory, folder, geo_core, old_pickle_child, writer
 from tests.legacy.importers import test_formats as formats
 from tests.legacy.importers import test_hostile as hostile
 from tests.legacy.importers.writers import jobs
@@ -74,7 +74,7 @@ def _any_name_is_harmless() -> Any:
     """The reader of pickles as the old systems had it; in this process, where a test can see what it does."""
     import pickle
 
-    return (mock.patch.object(unpickling_child.Reader, "find_class", pickle.Unpickler.find_class),)
+    return (mock.patch.object(old_pickle_child.Reader, "find_class", pickle.Unpickler.find_class),)
 
 
 def _random_keys() -> Any:
@@ -137,9 +137,9 @@ def test_a_reader_without_a_list_is_noticed(tmp_path: Path) -> None:
 
     mark = tmp_path / "mark"
     data = pickle.dumps(hostile.gadgets(str(mark))["posix.system"])
-    assert unpickling_child.read(data, frozenset())[0] == unpickling_child.OK  # it is data
+    assert old_pickle_child.read(data, frozenset())[0] == old_pickle_child.OK  # it is data
     assert not mark.exists()
     (patch,) = _any_name_is_harmless()
     with patch:
-        unpickling_child.read(data, frozenset())
+        old_pickle_child.read(data, frozenset())
     assert mark.exists()

@@ -21,7 +21,7 @@ import kedge
 from kedge.chunks import Entry, StoredStream
 from kedge.files import directories, output, scan, table, tree
 from kedge.files.restore import STAGE_PREFIX
-from kedge.files.stored import StoredFiles
+from kedge.files.stored_files import StoredFiles
 
 Manager = kedge.CheckpointManager
 Fields = dict[str, Any]

@@ -28,8 +28,8 @@ from kedge.server.limits import Limits
 from kedge.store import Stored
 from kedge.store.chunk_writer import ChunkWriter
 from kedge.store.manifest import Manifest, Span, pack_manifest, pack_root
-from kedge.store.received import MAX_CHUNK_BYTES
 from kedge.store.request import request_again
+from kedge.store.transfer import MAX_CHUNK_BYTES
 from kedge.store.wire import SAVE_TYPE, framed, length, split_digests
 from tests.parts import library, require
 from tests.server.conftest import client_of, listening

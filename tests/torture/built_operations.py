@@ -250,7 +250,7 @@ def _check_agent(place: Path, *, is_done: bool) -> None:
         raise Violation(f"the thread has {values} and {writes}")
 
 
-_FILES = ("kedge.files.restore", "kedge.files.stored")
+_FILES = ("kedge.files.restore", "kedge.files.stored_files")
 _PIPELINES = ("kedge.pipeline.consumer",)
 
 OPERATIONS: dict[str, Operation] = {

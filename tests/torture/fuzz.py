@@ -48,8 +48,8 @@ from kedge.server.schemas import Save, SentSave
 from kedge.server.uploads import parse_save, request_of_save
 from kedge.store.local import LocalStore
 from kedge.store.manifest import parse_manifest
-from kedge.store.received import Received, SendAgain
 from kedge.store.record import Draft, NoKeys, PackRecord, append_record, pack_record, read_records
+from kedge.store.transfer import Received, SendAgain
 from tests.unit.containers.criu_writer import write_dump
 
 MOST = 1_000_000  # inputs for each target

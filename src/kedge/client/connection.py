@@ -16,7 +16,7 @@ import httpx
 
 from kedge import errors
 from kedge.errors import CheckpointError, Unavailable, Validation
-from kedge.store.received import SendAgain
+from kedge.store.transfer import SendAgain
 
 from .calls import Call, Endpoints
 

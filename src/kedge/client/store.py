@@ -23,12 +23,12 @@ from kedge.ports import (
 )
 from kedge.store import Save, Stored, knows, not_over_http
 from kedge.store.adoption import Exported, Moved, record_to_export
-from kedge.store.loading import Loading
+from kedge.store.load import Loading
 from kedge.store.manifest import Manifest, pack_manifest, pack_tree, root_of
-from kedge.store.received import Received, SendAgain
 from kedge.store.request import Request, request_of
 from kedge.store.rope import PartedTree, write_parts
 from kedge.store.streams import add_streams
+from kedge.store.transfer import Received, SendAgain
 from kedge.store.wire import SAVE_TYPE
 
 from .catalogue import HttpCatalogue

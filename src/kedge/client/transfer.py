@@ -118,7 +118,7 @@ def body_of(head: Mapping[str, object], outbox: Outbox, pack: Callable[[], tuple
 
 
 class HttpReader:
-    """`kedge.store.loading.NamedReader` behind a service."""
+    """`kedge.store.load.NamedReader` behind a service."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kedge.blobs.mapping import unseal
+from kedge.blobs.memory_map import unseal
 from kedge.chunks import Target
 from kedge.errors import UnsupportedType, Validation
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kedge.errors import Validation
 
-from .stored import StoredFiles
+from .stored_files import StoredFiles
 from .table import APART, FileEntry
 from .tree import File, Tree
 

@@ -22,7 +22,7 @@ from kedge.ports import Buffer
 
 from .directories import Directories
 from .scan import BUNDLE_BYTES, READ_FILE, Scan
-from .stored import StoredFiles
+from .stored_files import StoredFiles
 from .table import APART, Table
 from .windows import Windows
 from .writers import Writers

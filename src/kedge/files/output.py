@@ -17,7 +17,7 @@ from kedge.chunks import Entry, StoredStream, allocate
 from kedge.errors import CheckpointError, Validation, storage_error
 
 from .directories import Directories
-from .stored import Part, parts_of_chunks
+from .stored_files import Part, parts_of_chunks
 from .table import APART, BLOCK_DEVICE, CHARACTER_DEVICE, DIRECTORY, FIFO, FILE, Table, shown
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

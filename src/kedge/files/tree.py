@@ -15,7 +15,7 @@ from kedge.chunks import StoredStream
 from kedge.errors import CheckpointError, NotFound, Validation
 
 from .scan import Options, Scan, scan_file, scan_tree
-from .stored import StoredFiles, StoredSource, TableSource
+from .stored_files import StoredFiles, StoredSource, TableSource
 from .table import APART, VERSION, FileEntry, Table, pack_table
 
 _TREE_TAG = 40

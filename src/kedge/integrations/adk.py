@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("kedge.integrations.adk", "adk", error) from error
 
-from .opened import finished
+from .agents import finished
 from .threads import Threads, job_of, parts_of
 
 SESSION, USER, APP = "adk", "adk-user", "adk-app"

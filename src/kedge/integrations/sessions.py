@@ -19,7 +19,7 @@ from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 from kedge.model import parse_name
 
-from .opened import finished
+from .agents import finished
 from .threads import Threads
 
 PREFIX = "session:"

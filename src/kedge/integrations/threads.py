@@ -10,7 +10,7 @@ from typing import Any
 from kedge.errors import IdempotencyConflict
 from kedge.model import parse_name
 
-from .opened import Opened
+from .agents import Opened
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _ESCAPE = re.compile(r"\+([0-9A-F]{2})")

@@ -252,7 +252,7 @@ class SetRetention(Body):
     policy: Policy | None = Field(description="null: none any more.", examples=[{"keep_last": 10}])
 
 
-class Kept(Checkpoint):
+class KeptCheckpoint(Checkpoint):
     reasons: list[str]
 
 
@@ -263,7 +263,7 @@ class Plan(Answer):
     policy: dict[str, Json]
     applied: bool
     delete: list[Checkpoint]
-    keep: list[Kept]
+    keep: list[KeptCheckpoint]
     frees_bytes: int
 
 

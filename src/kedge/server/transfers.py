@@ -25,8 +25,8 @@ from kedge.model import Checkpoint, CheckpointId, CheckpointStatus
 from kedge.ports import digest_of
 from kedge.store.local import LocalStore, local_store
 from kedge.store.manifest import Manifest, parse_small
-from kedge.store.received import MAX_CHUNK_BYTES, Outline, Received, SendAgain
 from kedge.store.request import Request
+from kedge.store.transfer import MAX_CHUNK_BYTES, Outline, Received, SendAgain
 from kedge.store.wire import DIGEST_BYTES, FAILED, LENGTH_BYTES, MAX_HEAD_BYTES, framed, length, parse_length
 
 from .auth import Access

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kedge.codec import Encoded
 
     from .adoption import Exported, Moved
-    from .received import Received
     from .request import Request
     from .rope import PartedTree
+    from .transfer import Received
 
 Save: TypeAlias = "tuple[Request, Encoded, str]"  # with its actor
 

@@ -236,7 +236,7 @@ class ChunkReader:
 
         Verified like a read (I2), which passes the bytes through the page cache once but keeps none of them.
         """
-        from kedge.blobs.mapping import Piece, Region, is_mappable
+        from kedge.blobs.memory_map import Piece, Region, is_mappable
 
         places = self.find({e.digest for e in entries if not e.is_zero})
         size = sum(e.size_bytes for e in entries)

@@ -40,13 +40,13 @@ from .backlog import Backlog
 from .chunk_cache import KnownChunks, RecentStreams
 from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter, settled
-from .loading import Loading
+from .load import Loading
 from .manifest import SPILL_OVER_BYTES, WHOLE_TREE, Manifest, pack_manifest, pack_root, pack_tree
-from .received import Received
 from .record import Draft, PackRecord, pack_record
 from .request import Request
 from .rope import PartedTree, write_parts
 from .streams import TREE_CHUNK_BYTES, add_streams, size_of
+from .transfer import Received
 
 if TYPE_CHECKING:
     from kedge.crypto import DataKey, Vault

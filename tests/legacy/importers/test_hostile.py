@@ -18,7 +18,7 @@ import pytest
 import kedge
 from kedge.legacy.importers import Options, Report, Verdict, bring
 from kedge.legacy.importers.common import Unreadable, name_of
-from kedge.legacy.importers.unpickling import Pickles
+from kedge.legacy.importers.old_pickles import Pickles
 from kedge.model import parse_name
 
 from .writers import artemis, geo, jobs
@@ -156,8 +156,8 @@ def test_a_pickle_that_never_ends_is_given_up() -> None:
 def test_the_child_can_reach_nothing() -> None:
     code = """
 import os, socket, subprocess, sys, tempfile
-from kedge.legacy.importers import unpickling_child
-unpickling_child.confine()
+from kedge.legacy.importers import old_pickle_child
+old_pickle_child.confine()
 def refused(call):
     try: call()
     except (OSError, MemoryError): return True

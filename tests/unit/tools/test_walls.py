@@ -89,6 +89,23 @@ def test_the_table_of_foreign_members_has_no_needless_row(walls: ModuleType) -> 
         assert name in (walls.SOURCE / module).read_text()
 
 
+@pytest.mark.parametrize("module", ["care/keeping.py", "care/kept.py", "store/files_found.py", "index/stored.py"])
+def test_modules_are_nouns(walls: ModuleType, module: str) -> None:
+    assert [text.partition(":")[0] for _, text in walls.findings_in(module, "x = 1\n")] == ["modules are nouns"]
+
+
+@pytest.mark.parametrize(
+    "module", ["crypto/keyring.py", "care/kept_states.py", "care/read_only.py", "care/__init__.py"]
+)
+def test_nouns_may_end_like_anything(walls: ModuleType, module: str) -> None:
+    assert list(walls.findings_in(module, "x = 1\n")) == []
+
+
+def test_the_list_of_nouns_has_no_needless_one(walls: ModuleType) -> None:
+    last_words = {path.stem.rpartition("_")[2] for path in walls.SOURCE.rglob("*.py")}
+    assert set(walls.NOUNS) <= last_words
+
+
 def test_too_many_modules_in_the_root_are_seen(walls: ModuleType, tmp_path: Path) -> None:
     package(tmp_path, **dict.fromkeys("abcdefghij", ""), room__many="")
     assert list(walls.findings(tmp_path)) == []

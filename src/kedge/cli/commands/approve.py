@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 
 
 @store_command("approve", json_keys='{"run": …, "approval": …, "approved": true or false, "actor": …, "comment": …}')

@@ -10,7 +10,7 @@ import click
 
 from kedge.cli.command import Session, store_command
 from kedge.cli.findings import OLD_KEY_IN_USE
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 from kedge.cli.output import emit
 from kedge.errors import Corrupted, NotFound, Validation
 from kedge.terminal.progress import progress

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from kedge.cli.command import Number, Session, apply_option, store_command
-from kedge.cli.naming import JobName, require_job
+from kedge.cli.names import JobName, require_job
 from kedge.cli.output import emit_lists
 from kedge.cli.pairs import parse_pairs
 from kedge.terminal.progress import Report, progress

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from kedge.cli.command import GIVEN, Session, store_command
-from kedge.cli.naming import JobName, job_named, require_job
+from kedge.cli.names import JobName, job_named, require_job
 from kedge.errors import Corrupted, NotFound
 from kedge.terminal.progress import progress, watched
 from kedge.terminal.text import count_of, safe, size, style

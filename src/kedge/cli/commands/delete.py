@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.command import Session, apply_option, store_command
-from kedge.cli.naming import JobName, Ref, job_named, refuse_other_job, require_job
+from kedge.cli.names import JobName, Ref, job_named, refuse_other_job, require_job
 from kedge.errors import Conflict, NotFound
 from kedge.terminal.text import count_of, size, style
 

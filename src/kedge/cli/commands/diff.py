@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import Ref
+from kedge.cli.names import Ref
 from kedge.cli.output import emit
 from kedge.store.reference import REFERENCE_HELP
 from kedge.terminal.checkpoints import ID, NUMBER, STEP

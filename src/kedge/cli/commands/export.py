@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import Ref, job_named
+from kedge.cli.names import Ref, job_named
 from kedge.cli.output import emit, pieces_of
 from kedge.cli.placement import added_to_directory, place_file, placed_directory
 from kedge.codec import BufferSummary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.command import Number, Session, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 from kedge.terminal.tables import Column
 from kedge.terminal.text import age, size
 

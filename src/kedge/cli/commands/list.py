@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.command import LEVELS, Number, Session, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 from kedge.cli.output import emit_lists
 from kedge.cli.pairs import parse_json_pairs, parse_pairs
 from kedge.terminal.checkpoints import print_checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import Ref
+from kedge.cli.names import Ref
 from kedge.store.reference import REFERENCE_HELP
 from kedge.terminal.text import style
 

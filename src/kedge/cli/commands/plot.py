@@ -7,7 +7,7 @@ import sys
 import click
 
 from kedge.cli.command import Number, Session, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 from kedge.terminal.text import columns, count_of, safe, style
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import JobName, Ref, refuse_other_job
+from kedge.cli.names import JobName, Ref, refuse_other_job
 from kedge.cli.output import emit, to_json, write_all
 from kedge.cli.placement import is_stream, place_file, refuse_other
 from kedge.codec import BufferSummary

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from kedge.cli.command import Number, Session, apply_option, command_group, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 from kedge.cli.output import emit
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import age, count_of, safe, style

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.command import Session, apply_option, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 from kedge.cli.pairs import parse_json_pairs
 from kedge.terminal.tables import Column
 from kedge.terminal.text import count_of, safe, style

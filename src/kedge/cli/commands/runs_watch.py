@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.names import JobName
 from kedge.cli.output import emit
 from kedge.terminal.text import count_of, exactly, safe, style
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.command import LEVELS, Session, store_command
-from kedge.cli.naming import JobName, Ref
+from kedge.cli.names import JobName, Ref
 from kedge.cli.pairs import parse_json_pairs, parse_pairs
 from kedge.cli.placement import read_bytes
 from kedge.errors import Validation

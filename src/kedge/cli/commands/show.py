@@ -7,7 +7,7 @@ import json
 import click
 
 from kedge.cli.command import Number, Session, store_command
-from kedge.cli.naming import Ref
+from kedge.cli.names import Ref
 from kedge.cli.output import emit
 from kedge.store.reference import REFERENCE_HELP
 from kedge.terminal.tables import print_facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import JobName, require_job
+from kedge.cli.names import JobName, require_job
 from kedge.terminal.text import size
 
 _LABELS = {

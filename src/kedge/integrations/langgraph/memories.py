@@ -34,7 +34,7 @@ from langgraph.store.base import (
 
 from kedge.blobs.shelter import together
 from kedge.errors import Conflict, NotFound, Validation
-from kedge.integrations.opened import Opened, in_thread
+from kedge.integrations.agents import Opened, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, is_utf8
 

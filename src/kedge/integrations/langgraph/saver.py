@@ -28,7 +28,7 @@ from kedge import codec
 from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, encode_fragment
 from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, UnsupportedType, Validation
-from kedge.integrations.opened import Opened, Writing, finished, in_thread
+from kedge.integrations.agents import Opened, Writing, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
 from kedge.store import lease

@@ -27,7 +27,7 @@ from .common import (
     parse_json,
 )
 from .folder import Entry, is_plain_name, list_folder
-from .unpickling import Pickles
+from .old_pickles import Pickles
 
 GEO_DB = "geo-db"
 LANGGRAPH_SQLITE, LANGGRAPH_POSTGRES = "langgraph-sqlite", "langgraph-postgres"

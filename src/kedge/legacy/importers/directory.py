@@ -27,7 +27,7 @@ from .common import (
     step_of,
 )
 from .folder import SNIFF_BYTES, Entry, Listing, check_root, list_folder, read_file, read_head, read_json, walk
-from .unpickling import MAX_PICKLE_BYTES, Pickles
+from .old_pickles import MAX_PICKLE_BYTES, Pickles
 
 PLAIN = "json-dir"
 SQLITE_MAGIC = b"SQLite format 3\0"

@@ -35,7 +35,7 @@ from .common import (
     texts,
 )
 from .folder import Listing, is_plain_name, list_folder, read_file, read_json
-from .unpickling import MAX_PICKLE_BYTES, Pickles
+from .old_pickles import MAX_PICKLE_BYTES, Pickles
 
 CORE, MEMORY = "geo-core", "geo-memory"
 REGISTRY, METADATA = "registry.json", "metadata.json"

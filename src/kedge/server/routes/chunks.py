@@ -16,7 +16,7 @@ from kedge.server.auth import Reads, Writes
 from kedge.server.gate import GatedRoute
 from kedge.server.responses import stream
 from kedge.server.transfers import local_of, pack_stored, read_chunks
-from kedge.store.received import lacking
+from kedge.store.transfer import lacking
 from kedge.store.wire import CHUNKS_TYPE, DIGEST_BYTES, MANIFEST_TYPE, MAX_DIGESTS, split_digests
 
 from . import API

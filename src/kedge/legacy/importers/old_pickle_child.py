@@ -1,9 +1,9 @@
-"""The process in which old pickles are read; `unpickling` starts it.
+"""The process in which old pickles are read; `old_pickles` starts it.
 
 Nothing that a pickle names is imported or called. A few names stand for values that are rebuilt here; any other one, of
 a class or a function, becomes a `Record`, which takes down what it was given and is kept as data.
 
-Defences, each enough for most: that; arrays rebuilt from their description (`unpickling_numpy`); limits on memory,
+Defences, each enough for most: that; arrays rebuilt from their description (`old_pickle_numpy`); limits on memory,
 files and their sizes; no root; a network name space of its own where the machine allows one; and a filter that lets it
 read from its parent, answer, and ask for memory, no more. All that reading needs is imported before.
 """
@@ -33,7 +33,7 @@ import ormsgpack
 from kedge import codec
 from kedge.errors import CheckpointError
 
-from . import unpickling_numpy
+from . import old_pickle_numpy
 
 MEMORY_BYTES = 1536 << 20
 MAX_PLAIN_BYTES = 256 << 20  # of a pickle that was gzipped
@@ -155,11 +155,11 @@ _REBUILT: dict[str, Callable[..., object]] = {
     "_codecs.encode": _encode,
     "decimal.Decimal": _decimal,
     "uuid.UUID": Uuid,
-    "numpy.ma.core._mareconstruct": unpickling_numpy.MaskedArray.reconstruct,
-    "numpy.ma.core.MaskedArray": unpickling_numpy.MaskedArray,
-    "numpy.ma.MaskedArray": unpickling_numpy.MaskedArray,
+    "numpy.ma.core._mareconstruct": old_pickle_numpy.MaskedArray.reconstruct,
+    "numpy.ma.core.MaskedArray": old_pickle_numpy.MaskedArray,
+    "numpy.ma.MaskedArray": old_pickle_numpy.MaskedArray,
     **{f"{module}.{name}": _path(kind) for name, kind in _PATHS.items() for module in ("pathlib", "pathlib._local")},
-    **{f"{module}.{name}": made for module in _NUMPY_MODULES for name, made in unpickling_numpy.NAMES.items()},
+    **{f"{module}.{name}": made for module in _NUMPY_MODULES for name, made in old_pickle_numpy.NAMES.items()},
     **{f"{module}.{plain.__name__}": plain for module, types in _PLAIN.items() for plain in types},
 }
 _NAMES = {id(made): name for name, made in _REBUILT.items()}
@@ -201,7 +201,7 @@ class Converter:
             raise ValueError(f"it holds more than {MAX_VALUES:,} values, or is nested more than {MAX_DEPTH} deep")
         if isinstance(value, Record):
             return self._record(value, depth)
-        if isinstance(value, unpickling_numpy.MaskedArray):
+        if isinstance(value, old_pickle_numpy.MaskedArray):
             return {CLASS: "numpy.ma.MaskedArray", **self._fields(value.parts(), depth)}
         if isinstance(value, type) and issubclass(value, Record) and value is not Record:
             return {NAME: value.name}
@@ -216,9 +216,9 @@ class Converter:
             if isinstance(value, set | frozenset) and not all(isinstance(item, Hashable) for item in items):
                 return {CLASS: f"builtins.{type(value).__name__}", "$items": items}
             return type(value)(items)
-        if isinstance(value, unpickling_numpy.Array):
+        if isinstance(value, old_pickle_numpy.Array):
             return value.real(lambda item: self.plain(item, depth + 1))
-        return value.real() if isinstance(value, Uuid | unpickling_numpy.Dtype) else value
+        return value.real() if isinstance(value, Uuid | old_pickle_numpy.Dtype) else value
 
     def _dict(self, value: dict[Any, object], depth: int) -> object:
         pairs = [(self.plain(key, depth + 1), self.plain(item, depth + 1)) for key, item in value.items()]

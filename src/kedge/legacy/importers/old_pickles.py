@@ -1,4 +1,4 @@
-"""Old pickles, read without trust: in a child (`unpickling_child`) that can neither run, reach nor write anything.
+"""Old pickles, read without trust: in a child (`old_pickle_child`) that can neither run, reach nor write anything.
 
 Nothing a pickle names is imported. Builtin types, dates, collections, paths, decimals, UUIDs and numpy arrays are
 rebuilt. Objects of any other class become dictionaries that name it, and are reported, unless the class is one that the
@@ -21,7 +21,7 @@ from kedge import codec
 from kedge.errors import CheckpointError, Unavailable, Validation
 
 from .common import Finding, Unreadable, Verdict, clean
-from .unpickling_child import FAILED, HEAD, OK
+from .old_pickle_child import FAILED, HEAD, OK
 
 MAX_PICKLE_BYTES = 256 << 20
 MAX_ANSWER_BYTES = 1 << 30
@@ -38,7 +38,7 @@ def parse_allowed(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 # Isolated from the environment, the current directory and the user's own packages; where ours are is told, last.
-_START = "import sys; sys.path += sys.argv[1:]; from kedge.legacy.importers.unpickling_child import serve; serve()"
+_START = "import sys; sys.path += sys.argv[1:]; from kedge.legacy.importers.old_pickle_child import serve; serve()"
 
 
 def _library_paths() -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kedge.legacy.importers.common import Unreadable
-from kedge.legacy.importers.unpickling import Pickles
+from kedge.legacy.importers.old_pickles import Pickles
 from tests.parts import require
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)

@@ -14,7 +14,7 @@ from .copy import Copying
 _PAGE = 1000  # events
 
 
-class KeptMemory(LocalStore):
+class MemoryDirectory(LocalStore):
     """A store in memory that begins with what is in another one, and goes there when it is closed.
 
     What is kept may be encrypted; memory is not, whatever it is part of.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kedge.blobs.mapping import Piece, Region, is_mappable
+from kedge.blobs.memory_map import Piece, Region, is_mappable
 from kedge.blobs.packs import PackBlobs
 from kedge.errors import Corrupted, NotFound, StorageError, Validation
 from kedge.testing.blobs_suite import pattern, put
@@ -91,7 +91,7 @@ def test_two_arrays_share_a_region(file: Path) -> None:
 def test_the_processor_refuses_writes(file: Path) -> None:
     code = """
 import ctypes
-from kedge.blobs.mapping import Region
+from kedge.blobs.memory_map import Region
 from kedge.blobs.libc import address_of
 region = Region(8192)
 address = address_of(region.writable)

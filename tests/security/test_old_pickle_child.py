@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from kedge.legacy.importers.common import Unreadable
-from kedge.legacy.importers.unpickling import Pickles
+from kedge.legacy.importers.old_pickles import Pickles
 
 CODE = """
 import ctypes, os, socket, subprocess, sys
-from kedge.legacy.importers import unpickling_child
+from kedge.legacy.importers import old_pickle_child
 libc = ctypes.CDLL(None, use_errno=True)
 parent = os.getppid()
 word = ctypes.create_string_buffer(8)
 class Part(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 part = Part(ctypes.addressof(word), 8)
-unpickling_child.prepare()
-unpickling_child.confine()
+old_pickle_child.prepare()
+old_pickle_child.confine()
 def call(number, *arguments):
     return libc.syscall(ctypes.c_long(number), *arguments) != -1
 X32 = 0x40000000
