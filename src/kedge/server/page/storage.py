@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -30,6 +30,7 @@ _EVENTS = 100
 _LOOKED_AT = 10_000  # events, for those that are wanted
 _ACTIONS = ("-save", "save", "delete", "tag", "pin", "unpin", "status", "retention", "lease", "release", "gc")
 _QUICK = 20_000  # checkpoints of a store whose garbage is counted without being asked
+_SETTLES_S = 60.0  # after a gc: so long the garbage that is left is counted again
 
 _BARS = {"hour": "a minute", "day": "half an hour", "week": "four hours", "month": "a day", "year": "a week"}
 
@@ -125,8 +126,22 @@ def _ratio(whole: int, part: int) -> str:
 
 @router.get("/storage/garbage")
 async def garbage(request: Request, access: Reader) -> Response:
-    """What gc would free, counted as gc would count it; nothing is changed."""
-    return await answer(request, access, "garbage.html", lambda store: {"found": store.gc(dry_run=True)})
+    """What gc would free, counted as gc would count it; nothing is changed.
+
+    Counted beside a gc, a pack that is being written looks like garbage: what is found then is asked for again.
+    """
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        newest = [task for task in access.service.tasks.all(access.namespace) if task["kind"] == "gc"][:1]
+        return {"found": store.gc(dry_run=True), "is_settling": any(map(_is_recent, newest))}
+
+    return await answer(request, access, "garbage.html", facts)
+
+
+def _is_recent(task: Mapping[str, Any]) -> bool:
+    """Whether a task is at work, or its last records may still be on their way to the disk."""
+    ended = task["ended_at"]
+    return ended is None or (datetime.now(UTC) - datetime.fromisoformat(ended)).total_seconds() < _SETTLES_S
 
 
 @router.get("/storage/tasks")
