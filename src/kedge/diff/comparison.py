@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 from kedge.codec import BufferSummary, TypeSummary
@@ -17,6 +18,7 @@ from kedge.store.streams import SMALL_BUFFER_BYTES
 from .arrays import Tally
 from .changes import ArrayDelta, Change, ChangeKind, Diff
 from .states import READ_BYTES, Content, State
+from .tables import differing_columns, named_columns
 from .texts import is_long, text_delta
 from .values import brief, shape_text, summary_of, type_name, weigh
 
@@ -98,6 +100,10 @@ class Comparison:
             self._report(Change(path, ChangeKind.CHANGED, old, new, detail))
         if set(old.fields) == set(new.fields) == {"value"}:
             self.compare(path, old.fields["value"], new.fields["value"])
+            return
+        before, after = named_columns(self._old, old), named_columns(self._new, new)
+        if before is not None and after is not None:
+            self._compare_dicts(path, {**old.fields, "data": before}, {**new.fields, "data": after})
         else:
             self._compare_dicts(path, old.fields, new.fields)
 
@@ -151,9 +157,11 @@ class Comparison:
             self._shared_bytes += max(now.size_bytes - tally.bytes_changed, 0)
             self._bytes_changed += tally.bytes_changed
             if tally.bytes_changed:
-                self._report(Change(path, ChangeKind.CHANGED, old, new, tally.delta()))
+                delta = replace(tally.delta(), note=differing_columns(self._old, was, self._new, now))
+                self._report(Change(path, ChangeKind.CHANGED, old, new, delta))
             return
-        notes = []
+        columns = differing_columns(self._old, was, self._new, now)
+        notes = [columns] if columns else []
         if was.dtype != now.dtype:
             notes.append(f"dtype {was.dtype} → {now.dtype}")
         if was.shape != now.shape:

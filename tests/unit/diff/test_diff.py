@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 import kedge
 from kedge.chunks import Entry
-from kedge.diff import ArrayDelta, ChangeKind, Diff, TextDelta, diff_values
+from kedge.codec import BufferSummary, TypeSummary
+from kedge.diff import ArrayDelta, ChangeKind, Diff, TextDelta, diff_values, tables
 from kedge.diff import arrays as diff_arrays
-from kedge.diff.states import StoredState
+from kedge.diff.states import HeldState, StoredState
 from kedge.errors import Validation
 from kedge.files import Tree
 from kedge.store.chunk_reader import ChunkReader
@@ -557,3 +558,70 @@ def test_the_same_bytes_in_another_order_are_a_change() -> None:
     assert rows.tobytes("A") == columns.tobytes("A")
     assert not np.array_equal(rows, columns)
     assert [change.path for change in diff_values({"a": rows}, {"a": columns}).changes] == ["a"]
+
+
+# --- tables ---
+
+
+@pytest.mark.requires("module:pandas", "module:pyarrow")
+def test_columns_of_data_frames_have_their_names() -> None:
+    import pandas as pd
+
+    old = pd.DataFrame({"name": ["ada", "bob"], "age": [36, 41], "gone": [1.0, 2.0]})
+    new = pd.DataFrame({"zip": [1, 2], "name": ["ada", "eve"], "age": [36, 42]})
+    found = paths(diff_values({"customers": old}, {"customers": new}))
+    assert found.pop("customers/columns/data/text") == "changed"
+    assert found == {
+        "customers/data/name/text": "changed",
+        "customers/data/age": "changed",
+        "customers/data/gone": "removed",
+        "customers/data/zip": "added",
+    }
+
+
+@pytest.mark.requires("module:pandas")
+@pytest.mark.parametrize(
+    ("columns", "path"),
+    [
+        ([2020, 2021], "data/2021"),
+        (range(10, 30, 10), "data/20"),
+        ([("a", "x"), ("a", "y")], "data/1"),  # of two levels
+        (["a", "a"], "data/1"),
+    ],
+)
+def test_columns_without_a_name_of_their_own_have_their_number(columns: Sequence[Any], path: str) -> None:
+    import pandas as pd
+
+    labels = pd.MultiIndex.from_tuples(columns) if isinstance(columns[0], tuple) else columns
+    frames = [pd.DataFrame([[1, n]], columns=labels) for n in (2, 3)]
+    assert paths(diff_values(frames[0], frames[1])) == {path: "changed"}
+
+
+@pytest.mark.requires("module:pandas", "module:pyarrow")
+def test_columns_are_told_by_number_where_arrow_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pandas as pd
+
+    monkeypatch.setattr(tables, "_arrow", lambda: None)
+    frames = [pd.DataFrame({"age": [n]}) for n in (1, 2)]
+    assert paths(diff_values(frames[0], frames[1])) == {"data/0": "changed"}
+
+
+@pytest.mark.requires("module:polars", "module:pyarrow")
+@pytest.mark.parametrize("rows", [2, 3])
+def test_tables_of_arrow_say_which_columns_changed(rows: int) -> None:
+    import polars as pl
+    import pyarrow as pa
+
+    old = {"name": ["ada", "bob"], "age": [36, 41]}
+    new = {"name": ["ada", "bob", "eve"][:rows], "age": [36, 42, 43][:rows]}
+    for make in (pl.DataFrame, pa.table):
+        told = str(only_delta(diff_values(make(old), make(new))))
+        assert told.startswith("columns changed: age" if rows == 2 else "columns changed: name, age")
+
+
+@pytest.mark.requires("module:pandas", "module:pyarrow")
+def test_damaged_names_are_no_obstacle() -> None:
+    summary = BufferSummary("pyarrow.Table", "", (1, 1), 3, data=b"not")
+    index = TypeSummary("pandas.Index", 1, {"data": {"text": summary, "na": "nan"}})
+    frame = TypeSummary("pandas.DataFrame", 1, {"columns": index, "data": [1]})
+    assert tables.named_columns(HeldState(None), frame) is None
