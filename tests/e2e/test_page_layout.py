@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,3 +54,63 @@ def test_of_many_points_those_are_marked_that_the_table_names(page: Page, known:
     with kedge.open(known["place"]) as store:
         for job in ("many-points", "many-more"):
             store.delete_job(job)
+
+
+LONG = "a-long-name-that-somebody-made-of-all-parameters-" + "lr0.001-bs256-wd0.01-" * 3
+
+
+@pytest.fixture
+def long_names(page: Page, known: dict[str, str]) -> Iterator[Page]:
+    """A page of a store in which a job, its steps, tags and metadata have names as long as they may be."""
+    with kedge.open(known["place"]) as store:
+        for n in range(3):
+            metadata = {"loss": 1 / (n + 1), "another metadata key that is long " * 4: float(n)}
+            tags = {"best-" + "t" * 100: "value-" + "z" * 100}
+            store.save(LONG, f"epoch {n} " + "x" * 150, {"n": n}, metadata=metadata, tags=tags, pin=True)
+    yield page
+    with kedge.open(known["place"]) as store:
+        store.delete_job(LONG, even_pinned=True)
+
+
+def test_beside_long_names_nothing_is_cut_or_moved_aside(long_names: Page) -> None:
+    page = long_names
+    page.goto(f"/jobs/{LONG}")
+    pinned = page.locator(".commit .chip.pin")
+    counts(page, ".commit .chip.pin", 3)
+    assert pinned.evaluate_all("chips => chips.every(chip => chip.scrollWidth <= chip.clientWidth)"), "pinned is cut"
+    page.goto(f"/jobs/{LONG}/numbers")
+    assert page.locator("select[name=over]").evaluate("list => list.getBoundingClientRect().width") <= 340
+    page.goto(f"/jobs/{LONG}")
+    page.click(".commit:nth-child(2) a.step")
+    page.wait_for_selector("[rel=prev]")
+    beside = page.locator(".steps-beside").evaluate("links => links.getBoundingClientRect().bottom")
+    head = page.locator(".head").evaluate("head => head.getBoundingClientRect().top")
+    assert head >= beside, "the links to the checkpoints beside it lie over its actions"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_fields_are_told_from_what_they_lie_on(browser: Browser, address: str, scheme: str) -> None:
+    """Their edges have 3:1 of contrast with what is around them, as WCAG 1.4.11 wants."""
+    context = visitor(browser, address, color_scheme=scheme)
+    page = context.new_page()
+    fields = {
+        "/storage": "#search, .everywhere input",
+        "/retention": "#keep_last",
+        "/search": ".filters select",
+    }
+    for where, field in fields.items():
+        page.goto(where)
+        ratio = page.locator(field).first.evaluate(
+            """field => {
+              const light = colour => {
+                const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(part => part / 255);
+                const [r, g, b] = parts.map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+              };
+              const style = getComputedStyle(field);
+              const [a, b] = [light(style.borderTopColor), light(style.backgroundColor)].sort((x, y) => y - x);
+              return (a + 0.05) / (b + 0.05);
+            }"""
+        )
+        assert ratio >= 3, f"{where}: {ratio:.2f}"
+    context.close()
