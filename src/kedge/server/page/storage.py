@@ -131,17 +131,19 @@ async def garbage(request: Request, access: Reader) -> Response:
     Counted beside a gc, a pack that is being written looks like garbage: what is found then is asked for again.
     """
 
-    def facts(store: CheckpointManager) -> dict[str, Any]:
+    def facts(store: CheckpointManager) -> dict[str, object]:
         newest = [task for task in access.service.tasks.all(access.namespace) if task["kind"] == "gc"][:1]
         return {"found": store.gc(dry_run=True), "is_settling": any(map(_is_recent, newest))}
 
     return await answer(request, access, "garbage.html", facts)
 
 
-def _is_recent(task: Mapping[str, Any]) -> bool:
+def _is_recent(task: Mapping[str, object]) -> bool:
     """Whether a task is at work, or its last records may still be on their way to the disk."""
     ended = task["ended_at"]
-    return ended is None or (datetime.now(UTC) - datetime.fromisoformat(ended)).total_seconds() < _SETTLES_S
+    if not isinstance(ended, str):
+        return True
+    return (datetime.now(UTC) - datetime.fromisoformat(ended)).total_seconds() < _SETTLES_S
 
 
 @router.get("/storage/tasks")
