@@ -96,6 +96,11 @@ class HttpCatalogue:
     def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[Stored]:
         return [(checkpoint, b"") for checkpoint in self.list(job, wanted)]
 
+    def newest(self, jobs: Sequence[str], tag: tuple[str, str] | None = None) -> dict[str, Checkpoint]:
+        """Asks for each job by itself."""
+        wanted = Selection(limit=1, tags={} if tag is None else {tag[0]: [tag[1]]})
+        return {job: row for job in jobs for row in self.list(job, wanted)}
+
     def job(self, name: str) -> Job | None:
         try:
             return self.client.job(name)

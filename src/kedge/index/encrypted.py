@@ -191,6 +191,17 @@ class EncryptedIndex(SealedRows):
 
         return _select(page, lambda row: row[0], self._sealed_selection(wanted), wanted)
 
+    def newest(self, jobs: Sequence[str], tag: tuple[str, str] | None = None) -> dict[str, Checkpoint]:
+        tags = {} if tag is None else {tag[0]: [tag[1]]}
+        token = next(((name, values[0]) for name, values in self._seal_wanted(tags).items()), None)
+        look = partial(self.inner.newest, [self._hide("job", job) for job in jobs], token)
+
+        def opened(sealed: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+            rows = (self._tagged(tags, self._open(row)) for row in sealed.values())
+            return {row.job: row for row in rows}
+
+        return self._confirmed(look, opened)
+
     def _sealed_selection(self, wanted: Selection) -> Selection:
         """What the inner index can look for."""
         return replace(wanted, tags=self._seal_wanted(wanted.tags), metadata={})

@@ -199,6 +199,25 @@ class SqlReads:
 
     # Jobs
 
+    def newest(self, jobs: Sequence[str], tag: tuple[str, str] | None = None) -> dict[str, Checkpoint]:
+        parameters: tuple[str, ...] = tag or ()
+        if tag is None:
+            first = "CAST(k.no AS bigint) << 32"
+            of_job = f'main.checkpoint n WHERE n."row" BETWEEN {first} AND ({first}) + {LAST_SEQ}'
+        else:
+            of_job = "main.tag n WHERE n.job_no = k.no AND n.name = ? AND n.value = ?"
+        rows: list[Row] = []
+        with self._reading() as db:
+            for start in range(0, len(jobs), BATCH):
+                is_wanted, some = self._among("k.name", jobs[start : start + BATCH])
+                rows += self._fetch(
+                    db,
+                    f'SELECT {CHECKPOINT}, j.name FROM {_OF_JOB} WHERE c."row" IN ('
+                    f'SELECT (SELECT max(n."row") FROM {of_job}) FROM main.job k WHERE k.ns_no = ? AND {is_wanted})',
+                    *parameters, self._ns, *some,
+                )  # fmt: skip
+        return {job: checkpoint_of(job, columns) for *columns, job in rows}
+
     def _first_row(self, db: Any, job: str) -> FirstRow | None:
         """None if it is known that there is no such job."""
         return FirstRow("(SELECT CAST(no AS bigint) << 32 FROM main.job WHERE ns_no = ? AND name = ?)", (self._ns, job))

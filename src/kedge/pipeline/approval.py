@@ -9,10 +9,9 @@ expired    denied by `expiry`, the same way
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 from kedge.errors import Conflict, Denied, NotFound
@@ -22,7 +21,7 @@ from kedge.model import INBOX_SUFFIX, Checkpoint, parse_decision
 from .account import Waiting
 from .inbox import StoreLike, opened, parse_run_key, post
 from .keys import step_key
-from .owner import newest_status, walk_jobs
+from .owner import job_pages, newest_status, newest_statuses
 
 APPROVAL = "approval"
 EXPIRY = "expiry"  # who denies what nobody decided in time
@@ -86,12 +85,32 @@ class PendingApproval:
 
 def pending_approvals(store: CheckpointManager, job: str) -> list[PendingApproval]:
     """What a run or an execution waits for and nobody has decided; [] for a job that is neither."""
-    return [asked for asked in _asked(store, job) if not asked.is_expired and decision_of(store, job, asked.id) is None]
+    record = status_record(store, job)
+    return [] if record is None else _pending(store, record)
+
+
+def _pending(store: CheckpointManager, record: Checkpoint) -> list[PendingApproval]:
+    still_open = (asked for asked in _asked_in(record) if not asked.is_expired)
+    return [asked for asked in still_open if decision_of(store, record.job, asked.id) is None]
 
 
 def find_approvals(store: CheckpointManager, *, most_jobs: int | None = None) -> list[PendingApproval]:
     """Those of all jobs, by job; at most `most_jobs` are looked at."""
-    return [asked for job in islice(walk_jobs(store), most_jobs) for asked in pending_approvals(store, job.name)]
+    return [
+        asked
+        for page in job_pages(store, most=most_jobs)
+        for record in _status_records(store, [job.name for job in page])
+        for asked in _pending(store, record)
+    ]
+
+
+def _status_records(store: CheckpointManager, jobs: Sequence[str]) -> list[Checkpoint]:
+    """`status_record` of many jobs, in a few statements."""
+    newest = store.catalogue.newest(jobs)
+    known = {job: record for job, record in newest.items() if _is_status(record)}
+    others = [job for job, record in newest.items() if job not in known and record.metadata.get("kind") is not None]
+    known |= newest_statuses(store, others)
+    return [known[job] for job in jobs if job in known]
 
 
 def decide(
@@ -165,8 +184,12 @@ def _decision_key(approval_id: str) -> str:
 
 def _asked(store: CheckpointManager, job: str) -> list[PendingApproval]:
     record = status_record(store, job)
-    waiting = record.metadata.get("waiting") if record is not None else None
-    if record is None or not isinstance(waiting, list):
+    return [] if record is None else _asked_in(record)
+
+
+def _asked_in(record: Checkpoint) -> list[PendingApproval]:
+    waiting = record.metadata.get("waiting")
+    if not isinstance(waiting, list):
         return []
     return [_parse(record, entry) for entry in waiting if isinstance(entry, dict) and entry.get("for") == APPROVAL]
 
@@ -174,10 +197,13 @@ def _asked(store: CheckpointManager, job: str) -> list[PendingApproval]:
 def status_record(store: CheckpointManager, job: str) -> Checkpoint | None:
     """The newest record that says how a run or an execution is; None for a job that is neither."""
     newest = store.list(job, limit=1)
-    kind = newest[0].metadata.get("kind") if newest else None
-    if kind is None:
+    if not newest or newest[0].metadata.get("kind") is None:
         return None
-    return newest[0] if kind in ("run", "execution") else newest_status(store, job)
+    return newest[0] if _is_status(newest[0]) else newest_status(store, job)
+
+
+def _is_status(record: Checkpoint) -> bool:
+    return record.metadata.get("kind") in ("run", "execution")
 
 
 def _parse(record: Checkpoint, entry: Mapping[str, object]) -> PendingApproval:

@@ -66,8 +66,19 @@ def plan_fork(
 
     `new_arguments` are those of parameters that the pipeline has got since `key` was started.
     """
-    run, given = find_run(store, key), {**(arguments or {}), **(new_arguments or {})}
-    _check_names(store, run, arguments or {})
+    return _plan(store, find_run(store, key), step, new_key, arguments or {}, new_arguments or {})
+
+
+def _plan(
+    store: CheckpointManager,
+    run: RunSummary,
+    step: str,
+    new_key: str | None,
+    arguments: Mapping[str, object],
+    new_arguments: Mapping[str, object],
+) -> ForkPlan:
+    key, given = run.key, {**arguments, **new_arguments}
+    _check_names(store, run, arguments)
     paths = [show(path) for path in steps_of(store, key)]
     first = next((n for n, path in enumerate(paths) if path == step or path.startswith(f"{step}/")), None)
     if first is None:
@@ -101,7 +112,7 @@ def plan_forks(
     for run in find_runs(store, prefix, pipeline=pipeline, status=status):
         if fork_of(store, run.key) is None:
             with suppress(NotFound):
-                yield plan_fork(store, run.key, step, arguments=arguments, new_arguments=new_arguments)
+                yield _plan(store, run, step, None, arguments or {}, new_arguments or {})
 
 
 def _check_names(store: CheckpointManager, run: RunSummary, arguments: Mapping[str, Any]) -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import Cancelled, Conflict, Denied, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus
+from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, Job, RunStatus
 
 from .approval import APPROVAL, decision_of
 from .final_failures import asked_again, kept_failures
 from .items import MapItems, maps_of
 from .keys import show
 from .outcome import what_follows
-from .owner import newest_status, status_of, take_lease, walk_jobs
+from .owner import job_pages, newest_status, newest_statuses, status_of, take_lease
 
 CALLS = "llm:calls"  # the job of records about LLM calls
 FIRST_TIME = "it was not finished yet"  # why most steps ran
@@ -97,14 +97,21 @@ def find_runs(
     most_jobs: int | None = None,
 ) -> Iterator[RunSummary]:
     """Runs by key, of this pipeline and with this status; "": any. At most `most_jobs` are looked at."""
-    jobs = islice(walk_jobs(store, prefix), most_jobs)
-    runs = ((run_of(store, job.name), job.updated_at) for job in jobs)  # None: a job that is no run
-    wanted = (
-        replace(run, updated_at=at)
-        for run, at in runs
-        if run is not None and pipeline in ("", run.pipeline) and status in ("", run.status)
-    )
-    yield from islice(wanted, limit)
+    yield from islice(_runs_of(store, job_pages(store, prefix, most_jobs), pipeline, status), limit)
+
+
+def _runs_of(
+    store: CheckpointManager, pages: Iterable[Sequence[Job]], pipeline: str, status: str
+) -> Iterator[RunSummary]:
+    """Statuses are read by the page; nothing more is read of runs that are not wanted."""
+    for page in pages:
+        newest = newest_statuses(store, [job.name for job in page])
+        for job in page:
+            record = newest.get(job.name)  # None: a job that is no run
+            if record is None or status not in ("", status_of(record)):
+                continue
+            if pipeline in ("", _text(record.metadata.get("pipeline"))):
+                yield _summary(store, record, job.updated_at)
 
 
 def run_of(store: CheckpointManager, job: str) -> RunSummary | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 
 from kedge.errors import LeaseHeld
 from kedge.manager import CheckpointManager
@@ -20,6 +21,7 @@ from .leases import Leases
 
 LOOK_EVERY_S = 0.02  # for the end of another owner's lease
 _PAGE = 500
+_FIRST_PAGE = 32
 _RECORDED = tuple(status for status in RunStatus if status not in (RunStatus.ABANDONED, RunStatus.UNREADABLE))
 
 
@@ -83,6 +85,22 @@ def walk_jobs(store: CheckpointManager, prefix: str = "", after: str | None = No
     while page := store.jobs(prefix, _PAGE, after):
         after = page[-1].name
         yield from page
+
+
+def newest_statuses(store: CheckpointManager, jobs: Sequence[str]) -> dict[str, Checkpoint]:
+    """`newest_status` of many jobs, in a few statements; jobs that are no runs are left out."""
+    newest = store.catalogue.newest(jobs, ("kind", "run"))
+    return {job: record for job, record in newest.items() if record.metadata.get("kind") == "run"}
+
+
+def job_pages(
+    store: CheckpointManager, prefix: str = "", most: int | None = None, after: str | None = None
+) -> Iterator[Sequence[Job]]:
+    """Jobs by name, at most so many: a few, then more at once, since who asks for a few reads no more than it needs."""
+    size, jobs = _FIRST_PAGE, islice(walk_jobs(store, prefix, after), most)
+    while page := list(islice(jobs, size)):
+        yield page
+        size = min(2 * size, _PAGE)
 
 
 def newest_status(store: CheckpointManager, key: str) -> Checkpoint | None:

@@ -31,7 +31,7 @@ from kedge.model import (
     parse_step,
 )
 from kedge.pipeline.approval import Approval, decide_once, decision_of, expire
-from kedge.pipeline.owner import take_lease, walk_jobs
+from kedge.pipeline.owner import job_pages, take_lease
 from kedge.pipeline.wait import parse_seconds
 
 from .execution import UNREADABLE, ApprovalStatus, Execution, ExecutionState, OnDenied, Step, StepState, Unreadable, now
@@ -289,10 +289,10 @@ class Workflows:
 
     def _newest(self, after: str | None = None, most_jobs: int | None = None) -> Iterator[Checkpoint]:
         """The newest checkpoint of each execution."""
-        for job in islice(walk_jobs(self._store, _PREFIX, after), most_jobs):
-            newest = self._store.list(job.name, limit=1)
-            if newest and newest[0].metadata.get("kind") == "execution":
-                yield newest[0]
+        for page in job_pages(self._store, _PREFIX, most_jobs, after):
+            newest = self._store.catalogue.newest([job.name for job in page])
+            records = (newest[job.name] for job in page if job.name in newest)
+            yield from (record for record in records if record.metadata.get("kind") == "execution")
 
     def _tell(self, execution_id: str, step: Step, callbacks: Iterable[CheckpointCallback] = ()) -> None:
         """Callbacks come after the change is durable, and outside the lease: they may change the execution again."""

@@ -57,6 +57,18 @@ class IndexQuerySuite(IndexFixtures):
         assert [c.id for c in index.list("job", Selection(is_intact=True, after=0))] == [stage.id, last.id]
         assert bad.id in [c.id for c in index.list("job")]
 
+    def test_the_newest_of_each_job_is_found_with_those_of_others(self, index: Index, tenant: Index) -> None:
+        for job, value in (("a", "x"), ("a", "y"), ("a", "x"), ("a", "y"), ("b", "y"), ("c", "x"), ("c", "x")):
+            save(index, replace(record(job=job), tags={"k": value}))
+        save(tenant, replace(record(job="a"), tags={"k": "x"}))
+        index.delete([index.list("c", Selection(limit=1))[0].id], actor="t")
+        jobs = [*"abc", "nothing", *(f"job-{number}" for number in range(1200))]
+        assert {job: c.seq for job, c in index.newest(jobs).items()} == {"a": 4, "b": 1, "c": 1}
+        with_tag = index.newest(jobs, ("k", "x"))
+        assert {job: (c.job, c.seq) for job, c in with_tag.items()} == {"a": ("a", 3), "c": ("c", 1)}
+        assert with_tag["a"] == index.list("a")[2]
+        assert index.newest(["b"], ("k", "x")) == index.newest([]) == {}
+
     def test_every_change_is_one_of_its_job(self, index: Index, tenant: Index) -> None:
         (saved,) = save(index, record(tags={"a": "b"}))
         changes: list[Callable[[], object]] = [

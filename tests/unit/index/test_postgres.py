@@ -430,6 +430,15 @@ def test_most_saves_take_one_round_trip(index: PostgresIndex, asked: list[object
     assert index.locate([chunk("packed").digest])[chunk("packed").digest].pack == "p"
 
 
+def test_the_newest_of_hundreds_of_jobs_take_one_statement(index: PostgresIndex, asked: list[object]) -> None:
+    save(index, *(record(job=f"job-{number}", tags={"kind": "run"}) for number in range(300)))
+    jobs = [f"job-{number}" for number in range(300)]
+    for tag in (None, ("kind", "run")):
+        asked.clear()
+        assert len(index.newest(jobs, tag)) == 300
+        assert len(asked) == 1
+
+
 def test_chunks_of_one_round_trip_keep_their_own_bytes(index: PostgresIndex, asked: list[object]) -> None:
     def inline(size: int) -> Chunk:
         data = os.urandom(size)

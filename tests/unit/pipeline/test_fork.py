@@ -8,11 +8,12 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Conflict
+from kedge.pipeline.approval import find_approvals
 from kedge.pipeline.comparison import compare_runs
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import RECOVERY
 from kedge.pipeline.fork import fork, fork_of, forked_command, plan_fork, plan_forks
-from kedge.pipeline.history import children_of, find_run
+from kedge.pipeline.history import children_of, find_run, find_runs
 from tests.waiting import wait_for
 
 
@@ -137,6 +138,34 @@ def test_many_runs_are_forked_by_what_they_are(store: CheckpointManager) -> None
     assert planned(prefix="a-") == ["a-1", "a-2"]  # no forks
     (made,) = plan_forks(store, "end", prefix="a-1", arguments={"factor": 10})
     assert queue.handle(made.fork).result(0) == [1, 2, 30]
+
+
+def test_runs_are_chosen_by_the_page_and_not_one_by_one(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        about = {"kind": "run", "status": "completed", "pipeline": "shop" if number == 7 else "other"}
+        store.save(f"run-{number:03}", "run completed", {}, tags={"kind": "run"}, metadata=about)
+    asked: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        method = getattr(store.catalogue, name)
+
+        def ask(*args: Any, **options: Any) -> Any:
+            asked.append(name)
+            return method(*args, **options)
+
+        return ask
+
+    for name in ("find", "get", "jobs", "job", "list", "list_stored", "newest", "read"):
+        monkeypatch.setattr(store.catalogue, name, counted(name))
+    assert [run.key for run in find_runs(store, pipeline="shop", status="completed")] == ["run-007"]
+    assert list(plan_forks(store, "end", pipeline="shop")) == []
+    assert find_approvals(store) == []
+    assert len(asked) <= 30
+    asked.clear()
+    assert len(list(find_runs(store, limit=10))) == 10
+    assert len(asked) <= 2
 
 
 class Killed(BaseException):
