@@ -25,6 +25,8 @@ _MOST_BLOCKS = 4  # that are read in one look, where none of the entries may beg
 _CROWD = 8  # times as many entries are read at once where the lane has none
 _STRAY = 8  # one look of so many is at the first entries all the same: nobody may have their lane
 _PAGE = 500  # entries read at once, behind those of pipelines that this worker does not have
+_PASS_S = 2.0  # so long those are not read again, or longer: an entry among them may have become one that may begin
+_MOST_SHARE = 20  # times as long as it took to read them all
 _dice = SystemRandom()  # not the generator that users seed
 
 
@@ -57,6 +59,8 @@ class Candidates:
         self._crowded_until = 0.0
         self.lane = _dice.randrange(_LANES)
         self._collided_at = 0.0
+        self._passed: dict[tuple[str, str], int] = {}  # by job and state: up to where all are of pipelines it lacks
+        self._passed_until = 0.0
         self.are_held_back = False  # some, by the limits of their groups, at the last look
 
     def collide(self) -> None:
@@ -107,6 +111,9 @@ class Candidates:
         self._ready.clear()
         self._ended.clear()
         self._looked_at = time.monotonic()
+        if self._looked_at >= self._passed_until:
+            self._passed.clear()
+            self._passed_until = self._looked_at + _PASS_S
         self.are_held_back = self._took_all = False
         is_thorough = is_thorough or time.monotonic() >= self._thorough_at + LOOK_EVERY_S
         for job, delayed in self._delayed.items():
@@ -151,16 +158,30 @@ class Candidates:
         self, job: str, priority: int, window: int, known: Sequence[Stored] | None
     ) -> list[tuple[Entry, Stored]]:
         """The first that may begin, however many others are before them; `known`: all of the job."""
-        after, limit, state = 0, window, ready(priority)
+        limit, state = window, ready(priority)
+        if known is not None:
+            return self._beginnable(job, [stored for stored in known if stored[0].tags.get("state") == state])
+        began, first = time.monotonic(), self._passed.get((job, state), 0)
+        after = first
         while True:
-            if known is None:
-                page = self._page(job, state, after, limit)
-            else:
-                page = [stored for stored in known if stored[0].tags.get("state") == state]
+            page = self._page(job, state, after, limit)
             entries = self._beginnable(job, page)
+            self._pass(job, state, after, page)
             if entries or len(page) < limit:
-                return entries
+                break
             after, limit = page[-1][0].seq, _PAGE
+        if not first:
+            now = time.monotonic()
+            self._passed_until = max(self._passed_until, now + _MOST_SHARE * (now - began))
+        return entries
+
+    def _pass(self, job: str, state: str, after: int, page: Sequence[Stored]) -> None:
+        """Begin the next looks behind the entries at the front that this worker lacks the pipelines of."""
+        if self._passed.get((job, state), 0) == after:
+            for stored in page:
+                if (entry := Entry.of(stored[0])) is not None and self._pipelines.has(entry, job):
+                    break
+                self._passed[job, state] = stored[0].seq
 
     def _beginnable(self, job: str, page: Sequence[Stored]) -> list[tuple[Entry, Stored]]:
         """Those that this worker has the pipelines of and whose groups may begin runs now."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -477,6 +478,44 @@ def test_a_lane_full_of_what_the_worker_lacks_is_not_read_to_its_end(
     monkeypatch.setattr(store.catalogue, "list_stored", counted)
     assert found(looks) == [mine]
     assert len(pages) < 30  # two for each of 40 blocks, else
+
+
+def test_a_backlog_that_the_worker_lacks_is_read_once_and_then_passed_over(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1e6, monotonic=lambda: clock.now)
+    monkeypatch.setattr(candidates, "time", clock)
+    early = queue.submit(work, 0)
+    (entry,) = queue.entries()
+    store.tag(entry.id, state=DEAD)
+    for number in range(60):
+        queue.submit(other_work, number)
+    looks, rows = looking(store, queue), list[object]()
+    list_stored = store.catalogue.list_stored
+
+    def counted(job: str, wanted: Any) -> Any:
+        page = list_stored(job, wanted)
+        rows.extend(page)
+        return page
+
+    monkeypatch.setattr(store.catalogue, "list_stored", counted)
+
+    def look(after_s: float) -> tuple[list[str], bool]:
+        """What is found, and whether all of the backlog was read for it."""
+        clock.now += after_s
+        rows.clear()
+        return found(looks), len(rows) > 60
+
+    assert look(0.0) == ([], True)
+    assert look(0.3) == ([], False)
+    late = queue.submit(work, 1)
+    assert look(0.3) == ([late.key], False)
+    queue.retry(early.key)  # in front of the backlog
+    assert look(0.3) == ([late.key], False)
+    assert look(3.0) == ([early.key], False)
+    store.tag(entry.id, state=RUNNING)
+    assert look(0.3) == ([late.key], True)
+    assert look(0.3) == ([late.key], False)
 
 
 @kedge.pipeline
