@@ -23,6 +23,7 @@ Path = tuple[str, ...]
 _PREVIEW_CHARACTERS = 200
 _PREVIEW_ENTRIES = 6  # of a list or dict
 _PREVIEW_NAMES = 20  # of arguments, or of a result that has names
+_PLAIN = "pass plain values, such as a path, an ID or a URL, and open what they name inside"
 _signatures: WeakKeyDictionary[Callable[..., object], inspect.Signature] = WeakKeyDictionary()
 
 
@@ -30,8 +31,9 @@ def show(path: Path) -> str:
     return "/".join(path)
 
 
-def digest_of(value: object, what: str | Callable[[], str]) -> bytes:
-    """32 bytes that stand for a value: the digest of its encoded form. `what` names it where it has none."""
+def digest_of(value: object, what: str | Callable[[], str], hint: str = _PLAIN) -> bytes:
+    """32 bytes that stand for a value: the digest of its encoded form. `what` names it, and `hint` says what to do,
+    where it has none; a hint names only options that the caller's function has."""
     if type(value) is str or (type(value) is int and -(1 << 63) <= value < 1 << 63):
         try:
             return blake3(ormsgpack.packb(value)).digest()  # as the codec writes them; maps have millions of these
@@ -42,7 +44,7 @@ def digest_of(value: object, what: str | Callable[[], str]) -> bytes:
     except CheckpointError as error:
         raise UnsupportedType(
             f"{what() if callable(what) else what}: {error.message.replace('state', 'it', 1)}",
-            hint="give inputs= (of a step) or key= (of a map) to say what identifies it, or pass plain values",
+            hint=hint,
             path=getattr(error, "path", "state"),
         ) from error
     hasher = blake3(encoded.tree)

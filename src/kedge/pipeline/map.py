@@ -48,6 +48,7 @@ from .worker import (
 
 CHUNK_S = 0.1
 MAX_CHUNK = 2000
+_OTHER_KEY = "say what identifies an item: key=lambda item: …, with plain values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +297,13 @@ class Map(Generic[T, R]):
         """What an item is known by: its key, or its content and how often it came before. "" is no name of its own."""
         if self._key is not None:
             key = self._key(value)
-            digest = digest_of(key, lambda: f"{self._newest_item()}, its key")[:DIGEST_BYTES]
+            digest = digest_of(key, lambda: f"{self._newest_item()}, its key", _OTHER_KEY)[:DIGEST_BYTES]
             if not self._seen.add(digest):
                 raise Validation(
                     f"{self._newest_item()} has the key {key!r} of an earlier one", hint="keys must tell items apart"
                 )
             return digest, key if isinstance(key, str) and len(key) <= 100 else ""
-        digest = digest_of(value, self._newest_item)[:DIGEST_BYTES]
+        digest = digest_of(value, self._newest_item, _OTHER_KEY)[:DIGEST_BYTES]
         if not self._seen.add(digest):
             self._repeats[digest] += 1
             digest = blake3(digest + self._repeats[digest].to_bytes(8, "big")).digest(DIGEST_BYTES)

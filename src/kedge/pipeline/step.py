@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 UNSET = object()
+_OTHER_INPUTS = "pass it plain values, or say what identifies them: run.step(…, inputs=…)"
 _SHOWN_INPUTS = 20  # of a step, with its record
 
 
@@ -216,7 +218,7 @@ class Steps:
         self._session.failures.step_begins()
         given = arguments(call.function, call.args, call.kwargs) if call.inputs is UNSET else {"inputs": call.inputs}
         inputs = {
-            name: digest_of(value, lambda name=name: f"step {show(place.path)}, input {name}")  # type: ignore[misc]
+            name: digest_of(value, partial(_input_name, place.path, name), _OTHER_INPUTS)
             for name, value in given.items()
         }
         version = f"{self._session.version}/{call.options.version}"
@@ -376,3 +378,7 @@ def _name_result(error: UnsupportedType, what: str) -> NoReturn:
     raise UnsupportedType(
         f"{what} cannot be saved: {error.message.replace(error.path, path)}", hint=error.hint, path=path
     ) from error
+
+
+def _input_name(path: Path, name: str) -> str:
+    return f"step {show(path)}, input {name}"
