@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kedge.blobs.workers import start
+from kedge.errors import storage_errors
 from kedge.files import Tree
 
 from .attempts import Attempt
@@ -55,8 +56,9 @@ class PageWriter:
             return
         self._waiting = pages
         self._gate = self._attempt.images / "gate"
-        gate = os.open(self._gate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(gate, fcntl.LOCK_EX)
+        with storage_errors("write", self._gate):
+            gate = os.open(self._gate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(gate, fcntl.LOCK_EX)
         self._thread = threading.Thread(target=self._write, args=(gate,), name="kedge-pages", daemon=True)
         try:
             start(self._thread)
@@ -64,7 +66,9 @@ class PageWriter:
             os.close(gate)
             raise
         for entry in others:
-            (self._attempt.images / entry.path).write_bytes(self._images.read(entry.path))
+            image = self._attempt.images / entry.path
+            with storage_errors("write", image):
+                image.write_bytes(self._images.read(entry.path))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -99,8 +103,9 @@ class PageWriter:
         verified = self._attempt.images / "verified"
         try:
             self._images.write_to(verified, durable=False, progress=self._go_on)
-            for name in self._waiting:
-                os.rename(verified / name, self._attempt.images / name)
+            with storage_errors("move", verified):
+                for name in self._waiting:
+                    os.rename(verified / name, self._attempt.images / name)
         except BaseException as error:  # noqa: BLE001 - raised where the pages are waited for
             self._error = error
         finally:

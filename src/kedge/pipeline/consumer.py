@@ -162,7 +162,7 @@ class Worker:
         due_at = min(delayed.next_at for delayed in self._delayed.values())
         wait_s = min(IDLE_S, self._lease_s * RECOVER_EVERY, max(0.01, due_at - time.time()))
         if self._is_held_back:
-            wait_s = min(wait_s, max(0.01, *(limits.waits_s() for limits in self._limits.values())))
+            wait_s = min(wait_s, max(0.01, min(limits.waits_s() for limits in self._limits.values())))
         self._store.events(seen, limit=1, wait_s=wait_s)
 
     def _let_end(self) -> None:

@@ -28,11 +28,11 @@ _LANE = "lane"
 
 
 def held_tags(group: str) -> dict[str, str]:
-    return {_LANE: f"held-{digest_of(group)}"}
+    return {_LANE: f"held-{group_digest(group)}"}
 
 
 def active_tags(group: str) -> dict[str, str]:
-    return {_LANE: f"active-{digest_of(group)}"} if group else {}
+    return {_LANE: f"active-{group_digest(group)}"} if group else {}
 
 
 def advance(store: CheckpointManager, job: str, group: str, most: int | None = None, *, leaving: str = "") -> None:
@@ -69,5 +69,5 @@ def _activate(store: CheckpointManager, held: Checkpoint, group: str) -> None:
     drop_entry(store, held.id)
 
 
-def digest_of(group: str) -> str:
+def group_digest(group: str) -> str:
     return blake3(group.encode()).hexdigest(16)

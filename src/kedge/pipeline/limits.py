@@ -23,7 +23,7 @@ from kedge.model import Checkpoint
 from kedge.store.lease import default_holder
 
 from .entries import RUNNING, limits_job, queue_job
-from .groups import digest_of
+from .groups import group_digest
 from .owner import take_lease
 from .retry import parse_count
 
@@ -184,7 +184,7 @@ class QueueLimits:
         if group not in self._group_rates:
             if len(self._group_rates) >= _MOST_GROUPS:  # one that is forgotten costs a look at the store
                 del self._group_rates[next(iter(self._group_rates))]
-            self._group_rates[group] = _Rate(self._store, f"{self._job}:rate-{digest_of(group)}")
+            self._group_rates[group] = _Rate(self._store, f"{self._job}:rate-{group_digest(group)}")
         return self._group_rates[group]
 
     def holds_back(self, group: str) -> bool:

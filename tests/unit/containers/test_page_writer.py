@@ -1,5 +1,6 @@
 """Images whose pages are written while a restore begins: CRIU finds none of them before all are verified (I2)."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from kedge.containers import page_writer, snapshot
 from kedge.containers.attempts import Attempt
 from kedge.containers.criu.pages import validate_images
 from kedge.containers.page_writer import written_images
+from kedge.errors import NoSpace
 from kedge.files import Tree
 from tests.unit.containers.test_snapshot import write_pagemap
 from tests.waiting import wait_for
@@ -165,3 +167,16 @@ def test_what_is_not_worth_it_is_written_at_once(
         assert writer.hook() is None
         assert not writer.sizes
         assert (attempt.images / PAGES).read_bytes() == (tmp_path / "images" / PAGES).read_bytes()
+
+
+def test_a_full_disk_is_said_to_be_one_and_where(
+    store: kedge.CheckpointManager, tmp_path: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = images(store, tmp_path)
+
+    def full(path: Path, _: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(NoSpace, match="img"), written_images(tree, attempt):
+        raise AssertionError("nothing may begin")

@@ -9,7 +9,7 @@ import pytest
 import kedge
 from kedge import CheckpointManager, Retry
 from kedge.model import Lease
-from kedge.pipeline.consumer import Worker
+from kedge.pipeline.consumer import IDLE_S, Worker
 from kedge.pipeline.entries import DEAD, DELAYED, HELD, READY, queue_job
 from kedge.pipeline.groups import advance
 from kedge.pipeline.limits import Limits, QueueLimits
@@ -250,6 +250,31 @@ def test_a_worker_that_works_until_the_queue_is_empty_waits_for_the_rates_of_gro
     handles = [queue.submit(watched.work, name, group="g") for name in "abc"]
     serve(store, watched.work)
     assert [handle.result(0) for handle in handles] == ["a", "b", "c"]
+
+
+def test_a_worker_of_two_queues_looks_again_as_soon_as_the_rate_of_one_allows(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    queue.limit(rate_per_s=0.01)
+    assert QueueLimits(store, "q").may_begin()  # another worker: it is asked for again five times a second
+    queue.submit(watched.work, "a")
+    worker = Worker(store, ["q", "free"], {"work": watched.work}, lease_s=30)
+    waits: list[float] = []
+    read = store.events
+
+    def events(*args: Any, **options: Any) -> Any:
+        if "wait_s" not in options:
+            return read(*args, **options)
+        waits.append(options["wait_s"])
+        if waits[-1] < IDLE_S or len(waits) == 20:  # where this machine stood still, the right moment is over
+            worker.stop("seen")
+        return []
+
+    monkeypatch.setattr(store, "events", events)
+    worker.serve()
+    assert min(waits) < IDLE_S
+    assert not watched.begun
 
 
 def test_a_dead_run_lets_the_next_of_its_group_go_on(store: CheckpointManager, queue: kedge.Queue) -> None:

@@ -310,11 +310,11 @@ def _placed(records: Sequence[NewCheckpoint]) -> list[Array | bytes | None]:
     packs = sorted({chunk.pack for chunk in chunks.values()} - {""})
     place = {pack: n for n, pack in enumerate(packs, 1)}
     new = sorted(chunks.values(), key=lambda chunk: chunk.digest)
-    ends = accumulate((len(chunk.data or b"") for chunk in new), initial=1)
+    starts = accumulate((len(chunk.data or b"") for chunk in new), initial=1)
     rows = [
         (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, place.get(c.pack), c.offset,
          None if c.data is None else start)
-        for c, start in zip(new, ends, strict=False)
+        for c, start in zip(new, starts, strict=False)
     ]  # fmt: skip
     return [
         Array("text", packs) if packs else None,

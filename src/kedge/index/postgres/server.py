@@ -38,7 +38,7 @@ from kedge.version import __version__
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 T = TypeVar("T")
 
-CHANNEL = "kedge"  # NOTIFY: "<namespace>:<number of the newest event>"
+CHANNEL = "kedge"  # NOTIFY says the namespace in which something happened
 MAX_CONNECTIONS = 16  # of one process
 FROZEN_MS = 10_000  # a process that is suspended in a transaction keeps its locks: the server ends it
 _PREPARED_AFTER = 3  # uses of a statement
