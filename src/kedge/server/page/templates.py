@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
@@ -205,9 +206,24 @@ def _notice(request: Request) -> str:
     return unquote(request.cookies.get(NOTICE, ""))[:400]
 
 
-@cache
+def prepare() -> None:
+    """Compile all templates: whoever looks at a page first does not wait for it."""
+    templates = _templates()
+    for name in templates.list_templates():
+        templates.get_template(name)
+
+
+_making = Lock()  # one look, or `prepare`, makes them for all
+
+
 def _templates() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # a service that nobody looks at starts without it
+    with _making:
+        return _made_templates()
+
+
+@cache
+def _made_templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # programs that serve nothing go without it
 
     made = Environment(
         loader=PackageLoader("kedge.server.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
