@@ -179,6 +179,8 @@ def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHi
             else:
                 history.items += _count(about.get("items"))
                 history.failed_items += _count(about.get("failed"))
+        if len(page) < _PAGE:
+            break
     return steps
 
 

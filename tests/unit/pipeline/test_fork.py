@@ -166,6 +166,13 @@ def test_runs_are_chosen_by_the_page_and_not_one_by_one(
     asked.clear()
     assert len(list(find_runs(store, limit=10))) == 10
     assert len(asked) <= 2
+    queue = kedge.queue("q", store=store)
+    for number in range(20):
+        queue.submit(shop, number, key=f"a-{number}")
+    serve(store)
+    asked.clear()
+    assert len(list(plan_forks(store, "end", prefix="a-"))) == 20
+    assert len(asked) <= 20 * 4 + 5  # whether it is a fork, its steps, what it was called with
 
 
 class Killed(BaseException):

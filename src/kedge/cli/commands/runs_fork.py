@@ -82,7 +82,7 @@ def fork_command(
             plans = list(plan_forks(manager, step, prefix=prefix, pipeline=pipeline, status=status or "", **changes))
             if not plans:
                 raise NotFound(f"no such run has a step {step}", hint="kedge runs list takes the same options")
-        there = {plan.fork for plan in plans if manager.catalogue.job(plan.fork) is not None}
+        there = manager.catalogue.newest([plan.fork for plan in plans]).keys()
         for plan in plans if is_applied else ():
             fork(manager, plan)
     documents = [{**plan.to_json(), "applied": is_applied} for plan in plans]
