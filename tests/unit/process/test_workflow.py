@@ -253,3 +253,15 @@ def test_decided_from_the_command_line(workflows: Workflows, store: CheckpointMa
     assert workflows.get_execution_status(execution)["state"] == "running"
     assert CliRunner().invoke(cli, [*words, "--deny"]).exit_code == 4
     assert CliRunner().invoke(cli, ["approve", execution, "go", "--deny", "--store", store.url]).exit_code == 5
+
+
+@pytest.mark.parametrize("options", [[], ["--deny"]])
+def test_what_follows_a_decision_about_an_execution_is_no_command_for_runs(
+    workflows: Workflows, store: CheckpointManager, options: list[str]
+) -> None:
+    execution = workflows.start_workflow_execution("c", "w")
+    workflows.create_checkpoint(execution, "go", "agent", approval_required=True)
+    said = CliRunner().invoke(cli, ["approve", execution, *options, "--store", store.url]).stdout
+    assert "kedge runs executions" in said
+    assert "runs resume" not in said
+    assert "another key" not in said

@@ -48,12 +48,14 @@ def approve_command(
             confirm_foreign(run, *start, manager.url)
         decision = decide(manager, run, name, not deny, actor=by, comment=comment)
         summary = run_of(manager, run)  # None: an execution
-        queue = "" if summary is None else summary.queue
-        follows = what_follows(manager, run, queue) + ("" if queue else ", if it is paused")
+        if summary is None:
+            follows = "whoever executes its steps goes on by its state, which kedge runs executions shows"
+        elif deny:
+            follows = "the run ends there; use another key to start anew"
+        else:
+            follows = what_follows(manager, run, summary.queue) + ("" if summary.queue else ", if it is paused")
     facts = {"approved": decision.approved, "actor": decision.actor, "comment": decision.comment}
     text = f"{name} of {run} is {decision.word} by {decision.actor}"
-    if deny:
-        follows = "the run ends there; use another key to start anew"
     session.answer({"run": run, "approval": name, **facts}, text if resume else f"{text}; next: {follows}")
     if start is not None:
         start_again(session, run, *start, manager.url)
