@@ -58,7 +58,7 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=10, help="for each (default: 10)")
     parser.add_argument(
-        "--seed", type=int, help="of histories and crash_states: the first one (default: another each time)"
+        "--seed", type=int, help="of histories, crash_states, pods: the first one (default: another each time)"
     )
     parser.add_argument("--seeds", type=int, help="of histories: how many (default: as many as there is time for)")
     parser.add_argument(
@@ -105,7 +105,7 @@ def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float
     if name == "histories":
         without = frozenset(filter(None, chosen.without.split(",")))
         options = {"seed": chosen.seed, "seeds": chosen.seeds, "kind": chosen.kind, "without": without}
-    if name == "crash_states":
+    if name in ("crash_states", "pods"):
         options = {"seed": chosen.seed}
     if name == "kubernetes":
         options = {"binaries": chosen.binaries}

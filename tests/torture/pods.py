@@ -33,6 +33,8 @@ _GRACE_S = 40  # containerd 2 sends no second SIGTERM after a stop that failed, 
 VICTIMS: dict[str, Callable[[list[bytes]], bool]] = {
     "kedge-runc": lambda words: b"kedge.containers.runtime.calls" in words,
     "runc": lambda words: words[0].endswith(b"/runc") and any(word in (b"checkpoint", b"restore") for word in words),
+    # Between `kedge-runc` and the runc that restores: kedge.containers.guard.
+    "guard": lambda words: words[:2] == [b"sh", b"-c"] and b"restore" in words[2] and b"read -r word <&9" in words[2],
     "relay": lambda words: any(word.endswith(b"/relay.py") for word in words),
     # While it works, CRIU is called "criu: dump …" or "criu: restore …", and so is what it makes.
     "criu": lambda words: any(word == b"swrk" or word.startswith(b"criu: ") for word in words) and b"-IS" not in words,
@@ -55,10 +57,12 @@ while True:
 """
 
 
-def torture(minutes: float, folder: Path) -> dict[str, float]:
+def torture(minutes: float, folder: Path, seed: int | None = None) -> dict[str, float]:
     if reason := missing("criu") or missing("containerd") or missing("cc"):
         raise RuntimeError(reason)
-    draw = random.Random(19)
+    seed = random.randrange(1 << 32) if seed is None else seed
+    print(f"  seed {seed}", flush=True)
+    draw = random.Random(seed)
     deadline = time.monotonic() + 60 * minutes
     with lab(folder) as made, containerd(made, pods=True) as engine:
         pods = _Pods(engine, draw)

@@ -21,6 +21,8 @@ from kedge.blobs.group_files import make_own_folder
 from kedge.errors import CheckpointError, Conflict, NotFound, storage_errors
 from kedge.model import parse_name
 
+from .criu import leftovers
+
 KEPT = 50
 _LOGS = ("dump.log", "restore.log", "runtime.log")
 _PASSING = ("images", "rootfs", "files", "bin")
@@ -156,8 +158,9 @@ def _tidy(home: Path, newest: str) -> None:
             _forget(home / name)
             if position < len(known) - KEPT:
                 shutil.rmtree(home / name, ignore_errors=True)
-        except BlockingIOError:
-            continue  # under way
+        except BlockingIOError:  # under way
+            if Attempt(name, home / name).facts().get("action") == "restore":
+                leftovers.end_if_nobody_asks(home / name / "lock")
         finally:
             os.close(lock)
 
@@ -202,8 +205,11 @@ def only_one(*subject: str, wait_s: float = 0.0) -> Iterator[int]:
     """Keep others from checkpointing or restoring the same thing at the same time: Conflict for the second one, if it
     may not wait, or not so long. Answers the descriptor of the lock."""
     fd = _open_lock(subject)
-    deadline = time.monotonic() + wait_s
+    deadline, look_s = time.monotonic() + wait_s, 0.0
     while not _is_locked(fd):
+        if time.monotonic() >= look_s:
+            put_right()  # what nobody looks after any more has it for ever
+            look_s = time.monotonic() + leftovers.LOOK_S
         if time.monotonic() >= deadline:
             os.close(fd)
             raise Conflict(

@@ -1,15 +1,15 @@
 """`kedge-runc delete`: the real one, and what the end of a container says about its checkpoints.
 
 A container that died right after it was restored marks its checkpoint as bad. One that ended well takes its checkpoints
-with it, if it asked for that.
+with it, if it asked for that. Both need the store, and whoever still has the container is waited for: neither for
+longer than an engine waits (see patience).
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from contextlib import suppress
+from dataclasses import replace
 from subprocess import CompletedProcess
 
 from kedge.containers.attempts import only_one, put_right
@@ -17,35 +17,78 @@ from kedge.containers.criu.command import urgent
 from kedge.errors import CheckpointError, Conflict
 
 from . import exits
-from .container import ORPHAN_S, CalledContainer, engine_of
+from .container import CalledContainer, engine_of
 from .marks import Mark, remove_mark
+from .patience import Patience, beside
 
 CRASH_S = 10.0  # one that ends this soon after it was restored, by itself, is not restored from there again
 
 
 def delete(container: CalledContainer) -> int | None:
+    has_lost_its_shim = _has_lost_its_shim(container)
+    patience = Patience("delete of a dead shim" if has_lost_its_shim else "delete")
     with urgent():  # see _remove_orphan
-        # What a killed call had started: a restore whose processes are killed half-way hangs.
-        with suppress(Conflict), only_one(container.root, container.id, wait_s=ORPHAN_S):
-            pass
-        done = _remove_orphan(container) if _has_lost_its_shim(container) else remove(container)
+        _wait_for_others(container, patience)
+        done = _remove_orphan(container) if has_lost_its_shim else remove(container, patience)
     sys.stderr.write(done.stderr)
     return done.returncode
 
 
-def remove(container: CalledContainer) -> CompletedProcess[str]:
+def _wait_for_others(container: CalledContainer, patience: Patience) -> None:
+    """What a killed call had started; or one that stores what has ended meanwhile, and whose files must stay."""
+    try:
+        with only_one(container.root, container.id, wait_s=patience.left_s):
+            pass
+    except Conflict:
+        if not container.call.is_set("force"):
+            raise
+
+
+def remove(container: CalledContainer, patience: Patience | None = None) -> CompletedProcess[str]:
+    """Nobody waits for the one whose patience is not given."""
     mark = container.settled_mark()
     has_ended = mark is not None and mark.ended
     if has_ended or not container.status():  # or somebody was killed before it could forget it
         done = container.other("delete", "--force")
-        _forget(container, mark)
+        _forget(container, mark, patience)
         return CompletedProcess(done.args, 0, "", "")
-    if mark is not None and not mark.killed and not container.is_running() and not _end_history(container, mark):
-        _blame_checkpoint(container, mark)
+    is_telling = mark is not None and _says_something(mark) and not container.is_running()
+    is_judged = mark is None or not is_telling or _is_judged(container, mark, patience)
+    if not is_judged and not container.call.is_set("force"):
+        return CompletedProcess([], 1, "", "kedge: the store did not answer in time: delete it again\n")
     done = _runc_delete(container, mark)
     if done.returncode == 0:
-        _forget(container, mark)
+        _forget(container, mark, patience)
     return done
+
+
+def _says_something(mark: Mark) -> bool:
+    """Whether the store may have to know how it ended."""
+    return not mark.killed and (mark.wish.is_until_success or _has_crashed(mark))
+
+
+def _has_crashed(mark: Mark) -> bool:
+    """It ended right after it was restored."""
+    return mark.restored is not None and time.time() - (mark.started or time.time()) < CRASH_S
+
+
+def _is_judged(container: CalledContainer, mark: Mark, patience: Patience | None) -> bool:
+    if patience is None:
+        _judge(container, mark)
+        return True
+
+    def judge() -> None:
+        with only_one(container.root, container.id):  # the next call waits for it, if we may not
+            _judge(container, mark)
+            if container.mark() is not None:
+                container.write(replace(mark, killed=True))  # its end says nothing more
+
+    return patience.do(judge, container.log)
+
+
+def _judge(container: CalledContainer, mark: Mark) -> None:
+    if not _end_history(container, mark):
+        _blame_checkpoint(container, mark)
 
 
 def _runc_delete(container: CalledContainer, mark: Mark | None) -> CompletedProcess[str]:
@@ -66,17 +109,14 @@ def _remove_orphan(container: CalledContainer) -> CompletedProcess[str]:
     what the container died of."""
     mark = container.mark()
     done = _runc_delete(container, mark)
-    if done.returncode == 0 and os.fork() == 0:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(null, stream)
-        try:
-            if mark is not None:
-                _end_history(container, mark)
-            _forget(container, mark)
-        finally:
-            os._exit(0)
+
+    def clear_away() -> None:
+        if mark is not None:
+            _end_history(container, mark)
+        _forget(container, mark)
+
+    if done.returncode == 0:
+        beside(clear_away, container.log)
     return done
 
 
@@ -95,16 +135,22 @@ def _end_history(container: CalledContainer, mark: Mark) -> bool:
 
 def _blame_checkpoint(container: CalledContainer, mark: Mark) -> None:
     """If it died right after it was restored, that speaks against its checkpoint."""
-    if mark.restored and time.time() - (mark.started or time.time()) < CRASH_S:
+    if mark.restored is not None and _has_crashed(mark):
         with container.store() as manager:
             if manager.exists(mark.restored):
                 manager.tag(mark.restored, crashed="after-restore")
 
 
-def _forget(container: CalledContainer, mark: Mark | None) -> None:
-    if mark is not None and mark.claim is not None:
-        _release(container, mark)
-    put_right()  # what a killed call left
+def _forget(container: CalledContainer, mark: Mark | None, patience: Patience | None = None) -> None:
+    def clear() -> None:
+        if mark is not None and mark.claim is not None:
+            _release(container, mark)
+        put_right()  # what a killed call left
+
+    if patience is None:
+        clear()
+    else:
+        patience.do(clear, container.log)
     exits.forget(str(container.mark_path))
     remove_mark(container.mark_path)
 

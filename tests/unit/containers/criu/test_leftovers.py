@@ -1,5 +1,6 @@
 """Who waits for a CRIU that was killed in a restore is ended, and nobody else is."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -107,6 +108,32 @@ def test_one_that_is_killed_after_criu_is_for_criu_to_say(restore: Restore) -> N
     restore.look()
     assert is_alive(restore.criu)
     assert is_alive(restore.holder.pid)
+
+
+def test_whoever_took_the_lock_looks(restore: Restore, tmp_path: Path) -> None:
+    fcntl.flock(restore.lock, fcntl.LOCK_EX)
+    os.kill(restore.criu, signal.SIGKILL)
+    wait_for(lambda: not is_alive(restore.criu), "it cannot be killed")
+    leftovers.end_if_nobody_asks(tmp_path / "lock")
+    assert restore.all_run()
+
+
+def test_nobody_asks_any_more(restore: Restore, tmp_path: Path) -> None:
+    """What is half made is ended; who waits for the lock is not."""
+    taker = subprocess.Popen(["flock", str(restore.lock)], pass_fds=[restore.lock])
+    assert taker.wait() == 0
+    waiter = subprocess.Popen(["flock", str(tmp_path / "lock"), "true"])
+    leftovers.end_if_nobody_asks(tmp_path / "lock")
+    assert restore.all_run()
+    os.kill(restore.criu, signal.SIGKILL)
+    wait_for(lambda: not is_alive(restore.criu), "it cannot be killed")
+    leftovers.end_if_nobody_asks(tmp_path / "lock")
+    assert restore.holder.wait(60) == -signal.SIGKILL
+    wait_for(lambda: not is_alive(restore.task), "a child of the runtime waits")
+    assert is_alive(restore.runtime.pid)
+    assert is_alive(restore.stranger.pid)
+    waiter.kill()
+    waiter.wait()
 
 
 def test_a_guarded_restore_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
