@@ -12,7 +12,7 @@ import pytest
 
 import kedge
 from tests.e2e.page_data import HOSTILE, fill_days
-from tests.e2e.seeing import counts, has, sees, shows, visitor
+from tests.e2e.seeing import all_show, counts, has, sees, shows, visitor
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -442,3 +442,20 @@ def test_a_search_is_in_the_address(page: Page, known: dict[str, str]) -> None:
     counts(page, "#jobs tbody tr", 1)
     page.fill("#search", "")
     page.wait_for_url(re.compile(r"/$"))
+
+
+def test_what_is_done_before_the_scripts_came_is_done_by_them(page: Page, known: dict[str, str]) -> None:
+    """A field that is typed into, and a part that is unfolded, while a slow network still brings htmx."""
+    held: list[Route] = []
+    page.route("**/vendor/htmx*", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks it
+    page.goto("/?kind=run", wait_until="commit")
+    shows(page, "#jobs", "nightly-tiles")
+    page.fill("#search", "pub")
+    wait_for(lambda: page.evaluate("1") and held, "the page asks for no script")
+    held.pop().continue_()
+    all_show(page, "#jobs td.name", "publish-site")
+    page.goto(f"/checkpoints/{known['last']}", wait_until="commit")
+    page.click("summary:has-text('optimizer')")
+    wait_for(lambda: page.evaluate("1") and held, "the page asks for no script")
+    held.pop().continue_()
+    shows(page, "details:has-text('optimizer') .tree", "adam")

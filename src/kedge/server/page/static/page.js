@@ -206,6 +206,18 @@
   document.addEventListener("htmx:response:error", () => tell("The service refused to refresh this page. Reload it to see why."));
   document.addEventListener("htmx:after:swap", () => { tell(""); tellChosen(); });
 
+  // --- what somebody typed or unfolded before htmx was there, on a slow network, is done as soon as it is ---
+
+  const wasUsed = (field) => field.matches("input:not([type=hidden], [type=checkbox])") && field.value !== field.defaultValue;
+  function catchUp(part) {
+    if (!window.htmx || !part.matches || !part.matches("[data-hx-get]")) return;
+    if (part.matches("details[open]")) return htmx.trigger(part, "toggle");
+    const fields = part.matches("form") ? all("input", part) : [part];
+    if ((part.dataset.hxTrigger || "").startsWith("input") && fields.some(wasUsed)) htmx.trigger(part, "input");
+  }
+  document.addEventListener("htmx:after:init", (event) => catchUp(event.target));
+  all("[data-hx-get]").forEach(catchUp);  // of those that had htmx before this script; to the others it says nothing
+
   // --- following the store: what a change concerns is fetched again, at most once a second ---
 
   const isHeardBy = (part, change) =>
