@@ -86,6 +86,8 @@ def test_beside_long_names_nothing_is_cut_or_moved_aside(long_names: Page) -> No
     beside = page.locator(".steps-beside").evaluate("links => links.getBoundingClientRect().bottom")
     head = page.locator(".head").evaluate("head => head.getBoundingClientRect().top")
     assert head >= beside, "the links to the checkpoints beside it lie over its actions"
+    tag = page.locator("form.chips .chip.tag")
+    assert tag.evaluate("chip => chip.scrollWidth <= chip.clientWidth"), "the button that removes the tag is cut off"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
