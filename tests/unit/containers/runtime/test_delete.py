@@ -19,6 +19,8 @@ from tests.unit.containers.runtime.test_orphans import ROOT, Machine
 from tests.waiting import wait_for
 
 RUNTIME = Path(delete.__file__).parent
+# The store of the test has threads; a call of `kedge-runc` has none when it forks.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
 class Gate:

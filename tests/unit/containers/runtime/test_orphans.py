@@ -147,6 +147,7 @@ def test_one_that_cannot_be_removed(machine: Machine, monkeypatch: pytest.Monkey
         machine.take(wait_s=0.001)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_its_engine_deletes_it(machine: Machine) -> None:
     """As containerd does when whoever asked for the container is gone: without --force."""
     machine.create("restored")
