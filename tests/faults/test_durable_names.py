@@ -260,6 +260,38 @@ def test_an_archive(tmp_path: Path) -> None:
 # --- systems that lack something ---
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_export_where_names_cannot_be_exchanged(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """It takes two steps; if the second one fails, what was there before is there again."""
+    target = tmp_path / "export"
+    words = ["export", "plain", str(target), "--format", "dir", "--store", store]
+    run(*words)
+    (target / "was-there").touch()
+    sync_directory(target)
+    monkeypatch.setattr(libc, "exchange", cannot_exchange)
+    rename = os.rename
+
+    def refuse(source: Path, name: Path) -> None:
+        if fails and name == target and source.name != "old":
+            raise PermissionError(errno.EACCES, "not today")
+        rename(source, name)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with watched(tmp_path) as durable:
+        done = CliRunner().invoke(cli, [*words, "--force"])
+    assert (done.exit_code == 0) is not fails, done.output
+    assert (target / "was-there").exists() is fails
+    if not fails:
+        expect(durable, target, home=tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def cannot_exchange(*_: object) -> None:
+    raise OSError(errno.EINVAL, "cannot exchange names")
+
+
 def test_an_export_where_there_are_no_hard_links(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refused)
     with watched() as durable:

@@ -9,8 +9,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
+
+from kedge.blobs import libc
 
 # SQLite's files; the locks; what is never read; the queue, which decides nothing.
 _LEFT_OUT = re.compile(r"index(-\d+)?\.sqlite(-wal|-shm|-journal|-queue)?|lock|reserve|index.*\.damaged-.*")
@@ -99,8 +102,8 @@ def watched(*already: Path) -> Iterator[Durable]:
 
         return call
 
-    def before(name: str) -> Callable[..., None]:
-        real = getattr(os, name)
+    def before(module: ModuleType, name: str) -> Callable[..., None]:
+        real = getattr(module, name)
 
         def call(source: Any, target: Any, **options: Any) -> None:
             folder = options.get("src_dir_fd")
@@ -114,5 +117,6 @@ def watched(*already: Path) -> Iterator[Durable]:
         for name in ("fsync", "fdatasync"):
             stack.enter_context(mock.patch.object(os, name, after(name)))
         for name in ("rename", "replace", "link"):
-            stack.enter_context(mock.patch.object(os, name, before(name)))
+            stack.enter_context(mock.patch.object(os, name, before(os, name)))
+        stack.enter_context(mock.patch.object(libc, "exchange", before(libc, "exchange")))
         yield durable

@@ -6,11 +6,13 @@ Imported where they are made: ctypes takes 5 ms, which a program that never move
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import mmap
 import os
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _CACHESTAT = 451  # the number of that system call on all architectures that have it under one
 
 
@@ -52,6 +54,13 @@ def sync_file_system(fd: int) -> None:
         os.sync()
     else:
         _checked(library().syncfs(fd))
+
+
+def exchange(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> None:
+    """Let two names change places, at once; not every file system can (EINVAL)."""
+    if not hasattr(library(), "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    _checked(library().renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE))
 
 
 def return_memory_from(size_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -73,16 +74,43 @@ def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
             yield draft
             _sync_below(draft)
             if target.exists():
-                aside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.absolute().parent))
-                os.rename(target, aside / "old")
-                os.rename(draft, target)
-                shutil.rmtree(aside)
+                _take_name(draft, target)
             else:
                 os.rename(draft, target)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         sync_directory(target.absolute().parent)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(draft)  # what had the name before
+
+
+def _take_name(draft: Path, target: Path) -> None:
+    """Let two directories change names: one of them has the name of `target` at every moment, also if we are killed."""
+    from kedge.blobs.libc import exchange  # it needs ctypes
+
+    try:
+        exchange(draft, target)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        _take_name_in_steps(draft, target)
+
+
+def _take_name_in_steps(draft: Path, target: Path) -> None:
+    """The same on a file system that cannot do it at once."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.absolute().parent))
+    try:
+        os.rename(target, aside / "old")
+        try:
+            os.rename(draft, target)
+        except BaseException:
+            os.rename(aside / "old", target)
+            raise
+        os.rename(aside / "old", draft)
+    finally:
+        with suppress(OSError):
+            os.rmdir(aside)
 
 
 @contextmanager

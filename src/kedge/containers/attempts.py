@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from kedge.blobs.group_files import make_own_folder
-from kedge.errors import CheckpointError, Conflict, NotFound, storage_errors
+from kedge.errors import CheckpointError, Conflict, NotFound, StorageError, storage_errors
 from kedge.model import parse_name
 
 from .criu import leftovers
@@ -32,6 +32,20 @@ _RESTORED = "Restore finished successfully"
 def state_directory() -> Path:
     """Where this machine keeps attempts and locks: $KEDGE_STATE_DIR, else /var/lib/kedge. Root's alone."""
     return Path(os.environ.get("KEDGE_STATE_DIR") or "/var/lib/kedge")
+
+
+class NotUndone(StorageError):
+    """What an attempt had changed could not be changed back: it stays as if killed, and the next one tries again."""
+
+
+@contextmanager
+def undoing() -> Iterator[None]:
+    """Around what changes something back, so that a failure there is not taken for the end of it."""
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        hint = "mend the cause, then run any checkpoint or restore: it changes back what is left"
+        raise NotUndone(str(error), hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +115,18 @@ def attempt(action: str, subject: str, lock: int | None = None) -> Iterator[Atte
         new.images.mkdir(mode=0o700)
         new.describe(action=action, subject=subject, started=time.time(), result="under way")
         _tidy(home, identity)
+    is_undone = True
     try:
         yield new
         new.describe(result="done")
     except BaseException as error:
+        is_undone = not isinstance(error, NotUndone)
         with suppress(OSError):  # the disk is full: the error itself goes to whoever asked
-            new.describe(result="failed", error=str(error))
+            new.describe(**({"result": "failed"} if is_undone else {}), error=str(error))
         raise
     finally:
-        _forget(path)
+        if is_undone:  # else its copies are what is needed
+            _forget(path)
         os.close(own)
 
 

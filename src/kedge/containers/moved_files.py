@@ -21,7 +21,7 @@ from kedge.errors import storage_errors
 from kedge.files import File
 from kedge.files.restore import remove_leftover_of
 
-from .attempts import Attempt
+from .attempts import Attempt, undoing
 
 
 @contextmanager
@@ -45,12 +45,14 @@ def replaced(files: Mapping[str, File], work: Attempt) -> Iterator[None]:
                 sync_directory(os.path.dirname(path))
         yield
     except BaseException:
-        put_back(names, made, is_restored=False)
+        with undoing():
+            put_back(names, made, is_restored=False)
         raise
     try:
         work.describe(is_restored=True)
     finally:
-        put_back(names, made, is_restored=True)
+        with undoing():
+            put_back(names, made, is_restored=True)
 
 
 def put_back(names: Mapping[str, str], made: Mapping[str, list[int]], *, is_restored: bool) -> None:

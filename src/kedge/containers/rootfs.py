@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
@@ -11,13 +10,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from kedge.errors import Conflict, Validation, storage_error
+from kedge.blobs import libc
+from kedge.errors import Conflict, Validation, storage_error, storage_errors
 from kedge.files import Tree
 
+from .attempts import NotUndone, undoing
 from .programs import find_program, run
-
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,8 @@ def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], Non
                 try:
                     unmounted.close()
                 except BaseException:
-                    exchange(new, rootfs.changes)
+                    with undoing():
+                        exchange(new, rootfs.changes)
                     raise
                 is_exchanged = True
 
@@ -129,11 +128,15 @@ def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], Non
                 yield put_in_place
             except BaseException:
                 if is_exchanged:
-                    with away():
+                    with undoing(), away():
                         exchange(new, rootfs.changes)
                 raise
-    finally:
+    except NotUndone:
+        raise  # the files from before are in `new`
+    except BaseException:
         shutil.rmtree(new, ignore_errors=True)
+        raise
+    shutil.rmtree(new, ignore_errors=True)
 
 
 def put_back(noted: Mapping[str, object], *, is_restored: bool) -> None:
@@ -192,7 +195,5 @@ def _mount_tool(*command: str) -> None:
 
 def exchange(a: Path, b: Path) -> None:
     """Let two names change places, at once."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE):
-        number = ctypes.get_errno()
-        raise storage_error("exchange", f"{a} and {b}", OSError(number, os.strerror(number)))
+    with storage_errors("exchange", f"{a} and {b}"):
+        libc.exchange(a, b)

@@ -23,6 +23,7 @@ from kedge.errors import Conflict, storage_errors
 from kedge.files import Tree
 
 from . import pod_starts
+from .attempts import undoing
 from .runtime.opt_in import SANDBOX, UID, notes_of
 from .runtime.settings import chosen, whole_number
 from .safe_copy import copy_tree
@@ -246,7 +247,8 @@ def replaced(
 
         yield put_in_place
     except BaseException:
-        put_back({str(stage.volume): str(stage.folder) for stage in stages.values()}, is_restored=False)
+        with undoing():
+            put_back({str(stage.volume): str(stage.folder) for stage in stages.values()}, is_restored=False)
         raise
     for stage in stages.values():
         stage.remove()

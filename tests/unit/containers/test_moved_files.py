@@ -1,5 +1,6 @@
 """Files that a restore of processes replaces: killed at any step, the next attempt puts back what there was."""
 
+import errno
 import itertools
 import os
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.containers.attempts import attempt, attempts, put_right
+from kedge.containers.attempts import NotUndone, attempt, attempts, put_right
 from kedge.containers.moved_files import replaced
 from tests.torture.durable import watched
 
@@ -105,6 +106,31 @@ def test_a_restore_that_fails_puts_all_back(folder: Path) -> None:
             raise ZeroDivisionError
     assert names_in(folder) == {"changed"}
     assert (folder / "changed").read_text() == "since"
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_what_could_not_be_put_back_is_put_back_the_next_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_restored: bool
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with kedge.open(folder / "store") as store:
+        files = {str(folder / name): file for name, file in store.restore("job").items()}
+        with (
+            pytest.raises(NotUndone, match="Input/output error"),
+            attempt("restore", "1") as work,
+            replaced(files, work),
+        ):
+            (work.path / "restore.log").write_text("Restore finished successfully" if is_restored else "")
+            monkeypatch.setattr(os, "unlink", broken)
+            if not is_restored:
+                raise ZeroDivisionError
+    monkeypatch.undo()
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(folder / "state"))
+    put_right()
+    assert names_in(folder) == ({"changed", "gone"} if is_restored else {"changed"})
+    assert (folder / "changed").read_text() == ("as it was" if is_restored else "since")
 
 
 def test_a_file_that_somebody_made_since_is_theirs(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Volumes of pods: which are saved, and replacing their files so that nothing else is ever left behind."""
 
+import errno
 import itertools
 import os
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 import kedge
 from kedge.containers import snapshot, volumes
-from kedge.containers.attempts import attempt, put_right
+from kedge.containers.attempts import NotUndone, attempt, put_right
 from kedge.containers.volumes import Volume, problem_of, replaced, saved_volumes, volumes_of
 
 CALLS = ("rename", "unlink", "mkdir", "rmdir", "chown")
@@ -183,6 +184,28 @@ def test_a_restore_that_fails_puts_them_back(volume: Volume, tmp_path: Path) -> 
     assert files_in(volume.source) == OLD
     assert volume.source.stat().st_mode & 0o777 == 0o777
     assert {path.name for path in (tmp_path / "pod").iterdir()} <= {"volume"}
+
+
+@pytest.mark.requires("root")
+def test_what_could_not_be_put_back_is_put_back_the_next_time(
+    volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        monkeypatch.setattr(volumes, "_clear", broken)
+        raise ZeroDivisionError
+
+    with pytest.raises(NotUndone, match="Input/output error") as caught:
+        replace(volume, tmp_path / "store", fail)
+    assert isinstance(caught.value.__context__, OSError | kedge.CheckpointError)
+    monkeypatch.undo()
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
+    put_right()
+    assert files_in(volume.source) == OLD
+    assert {path.name for path in (tmp_path / "pod").iterdir()} <= {"volume"}
+
+
+def broken(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def killed_at(step: int, work: Callable[[], None]) -> bool:
