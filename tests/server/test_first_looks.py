@@ -32,7 +32,7 @@ async def main():
         import jinja2
         jinja2.Environment.compile = compile_late
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
             for page in sys.argv[2:]:
                 (await client.get(page, headers={"accept": "text/html"})).raise_for_status()
 
