@@ -187,7 +187,7 @@ def test_schedules_are_backfilled(store: CheckpointManager) -> None:
 def test_executions_are_listed(store: CheckpointManager) -> None:
     workflows = Workflows(store)
     gone, stays = (workflows.start_workflow_execution(name, "blog") for name in ("a", "b"))
-    with gate_after(store.catalogue, "list") as gate:
+    with gate_after(store.catalogue, "newest") as gate:
         listing = Background(workflows.list_executions)
         gate.wait_until_reached()
         store.delete_job(gone)
