@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,11 +42,17 @@ class NotUndone(StorageError):
 @contextmanager
 def undoing() -> Iterator[None]:
     """Around what changes something back, so that a failure there is not taken for the end of it."""
+    failed = sys.exc_info()[1]  # why it is changed back
     try:
         yield
     except (CheckpointError, OSError) as error:
+        causes = [_message(error), *([] if failed is None else [_message(failed)])]
         hint = "mend the cause, then run any checkpoint or restore: it changes back what is left"
-        raise NotUndone(str(error), hint=hint) from error
+        raise NotUndone(", after: ".join(filter(None, causes)), hint=hint) from error
+
+
+def _message(error: BaseException) -> str:
+    return error.message if isinstance(error, CheckpointError) else str(error)
 
 
 @dataclass(frozen=True, slots=True)

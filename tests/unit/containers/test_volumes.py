@@ -192,9 +192,9 @@ def test_what_could_not_be_put_back_is_put_back_the_next_time(
 ) -> None:
     def fail(_: Path) -> None:
         monkeypatch.setattr(volumes, "_clear", broken)
-        raise ZeroDivisionError
+        raise ZeroDivisionError("why it failed")
 
-    with pytest.raises(NotUndone, match="Input/output error") as caught:
+    with pytest.raises(NotUndone, match="Input/output error, after: why it failed") as caught:
         replace(volume, tmp_path / "store", fail)
     assert isinstance(caught.value.__context__, OSError | kedge.CheckpointError)
     monkeypatch.undo()

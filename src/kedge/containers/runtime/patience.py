@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kedge.errors import CheckpointError
 
 # containerd 1.6 to 2.x: `handleEventTimeout` of CRI; `io.containerd.timeout.shim.cleanup`, which is also for mounts.
-# CRI-O and podman set no limit.
+# What CRI-O and podman allow is not known here.
 ENGINES_S = {"delete": 10.0, "delete of a dead shim": 5.0}
 SHARE = 0.4  # of that: our start and the real runc, on a busy machine, take theirs
 
