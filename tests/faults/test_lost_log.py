@@ -248,3 +248,22 @@ def test_an_index_that_cannot_go_on_after_a_fork_stops_no_other() -> None:
     assert last.goes_on
     with kedge.open("memory:") as store:  # and the main thread may use stores again
         store.save("job", "step", 1)
+
+
+def test_opening_a_damaged_store_again_and_again_keeps_its_log_and_no_files(tmp_path: Path) -> None:
+    """Each attempt must leave the log where it is, and cannot leave a connection open for that each time."""
+    place = tmp_path / "store"
+    saving(place, "[store.save(str(n), 'step', n) for n in range(300)]; os.kill(os.getpid(), 9)")
+    index, log = place / "index.sqlite", place / "index.sqlite-wal"
+    for file, first in (index, 4096), (log, log.stat().st_size // 2):
+        content = file.read_bytes()
+        file.write_bytes(content[:first] + b"\xff" * (len(content) - first))
+
+    def attempt() -> int:
+        with pytest.raises(kedge.CheckpointError):
+            kedge.open(place)
+        return len(os.listdir("/proc/self/fd"))
+
+    open_files = [attempt() for _ in range(6)]
+    assert set(open_files[2:]) == {open_files[1]}
+    assert log.exists()

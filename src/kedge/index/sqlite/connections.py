@@ -207,10 +207,22 @@ def _is_main_thread_in(code: CodeType) -> bool:
     return frame is not None
 
 
-def leave_open(connection: sqlite3.Connection) -> None:
-    """Let the end of the process close it: SQLite would remove the log, and nobody has said "closed"."""
+_left_open: set[tuple[int, tuple[int, int] | None]] = set()
+
+
+def leave_open(connection: sqlite3.Connection, path: str) -> None:
+    """Let the end of the process close it: SQLite would remove the log, and nobody has said "closed".
+
+    One for a file is enough, as SQLite keeps a log that somebody has open: else whoever opens a damaged store again
+    and again runs out of open files.
+    """
     import ctypes
 
+    holder = os.getpid(), identity_of(path)
+    if holder in _left_open:
+        connection.close()
+        return
+    _left_open.add(holder)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 

@@ -210,10 +210,12 @@ class SqliteFile:
         with translated(self._name):
             is_unused = self._pool.close(FORK_WAIT_S)
             with self._writing:
-                if is_unused:
+                if is_unused or self._path is None:
                     self._close_connection()
                 else:
-                    leave_open(self._connection)  # else the reader's is the last one, and SQLite removes the log
+                    leave_open(
+                        self._connection, self._path
+                    )  # else the reader's is the last one, and SQLite removes the log
 
     def __del__(self) -> None:
         """What nobody closed is closed all the same: SQLite would remove its log, and nobody had said "closed"."""
@@ -237,7 +239,7 @@ class SqliteFile:
                 finally:
                     state.leave()
         except BaseException:
-            leave_open(self._connection)
+            leave_open(self._connection, self._path)
             raise
 
     def _close_alone(self, state: IndexState) -> None:
