@@ -92,7 +92,7 @@ def power_cuts(
 def _seen(place: str) -> Seen:
     """What a process that has just started finds; one that fails would keep files of a damaged store open."""
     child = Child(_look, place)
-    _, answer = child.wait_for("seen")
+    _, answer = child.wait_for("seen", 300)
     child.drain()
     if isinstance(answer, Seen):
         return answer
