@@ -41,6 +41,8 @@ class Waiting(Generic[T]):
 
     __slots__ = ("error", "operation", "result", "wake")
 
+    needs_checkpoints = True  # as results of a save; else their numbers are enough
+
     def __init__(self, operation: Callable[..., T] | Save) -> None:
         self.operation = operation
         self.result: T

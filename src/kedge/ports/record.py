@@ -183,7 +183,7 @@ small_values = attrgetter(*SMALL)
 def small_record(values: Iterable[Any]) -> NewCheckpoint:
     """The record of which `small_values` were these."""
     named = dict(zip(SMALL, values, strict=True))
-    named["level"], named["status"] = CheckpointLevel(named["level"]), CheckpointStatus(named["status"])
+    named["level"], named["status"] = _LEVELS[named["level"]], _STATUSES[named["status"]]
     return NewCheckpoint(**named)
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from kedge.blobs.group_files import OWN_FILE, share
-from kedge.errors import OutcomeUnknown, storage_errors
+from kedge.errors import CheckpointError, OutcomeUnknown, storage_error
 from kedge.index.group_commit import Save, Waiting
 from kedge.model import Checkpoint
 from kedge.ports.record import small_record, small_values
@@ -43,17 +43,21 @@ _PLACES = 64
 _PLACE_BYTES = 8192
 _TURN = struct.Struct("<QQQ")  # who had the last turn, when it ended, and the token of who is to have the next one
 _ENTRY = struct.Struct("<QQQ")  # for each place: token of who waits, or 0; number that its save got, number ^ token
+_TOKENS = struct.Struct("<" + "Q16x" * _PLACES)  # those of all entries
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of Linux
 _HEAD = struct.Struct("<Q16sII")  # in front of what is asked: its token, by whom it can be read, its size and CRC
+_FRONT_BYTES = _TURN.size + _PLACES * _ENTRY.size
 _ASKED_AT = 4096  # behind turn and entries
 _LEAST_S, _MOST_S = 0.0002, 0.005  # until somebody who waits looks again
+_FIRST_LOOK = 0.75  # of the time that it took the last time
 _BACK_NS = 500_000  # who had the last turn gets the next one if it is back by then: it knows what the index holds
 _TURNS_NS = 5_000_000  # that who had the last turn may have in a row while others want one of their own
 _NEXT_NS = 2_000_000  # who is to have the next turn has to take it by then
 _PATIENCE_S = 0.05  # then whoever waits takes the turn when it can
 _STUCK_S = 1.0  # a turn that takes longer is waited for no more
 _LONE_TURNS = 16  # then nobody else is taken to write any more
-_dice = random.SystemRandom()  # not the generator that users seed
+_dice = random.Random()  # nosec B311 - not the generator that users seed, and it makes no system call
+os.register_at_fork(after_in_child=_dice.seed)
 
 
 class Asked(NamedTuple):
@@ -93,32 +97,35 @@ class ProcessQueue:
         save = operation if len(batch) == 1 and isinstance(operation, Save) else None
         unserved: list[Asked] = []
         try:
-            with storage_errors("use", self._path):
-                number = self.wait(save, wait_s)
-                if number and save is not None:
-                    batch[0].result = [new.saved(number, new.digest.hex()) for new in save.records]
-                    confirm()
-                    return
-                if self._is_offered and save is not None and (landed := writes.landed(save.records[0])) is not None:
-                    batch[0].result = [landed]
-                    confirm()
-                    return
-                if not self._is_ours:
-                    writes.run_all(batch)
-                    confirm()
-                    return
-                asked = self.asked()
-                others = _waiting(asked)
-                if not (self._was_last and writes.save_together([*batch, *others])):  # False if anybody wrote since
-                    writes.begin()
-                    asked = self.asked()  # again: nobody overtakes now those who still wait
-                    others = _waiting(asked)
-                    writes.run_all([*batch, *others])
+            number = self.wait(save, wait_s)
+            if number and save is not None:
+                batch[0].result = [new.saved(number, new.digest.hex()) for new in save.records]
                 confirm()
-                numbers = iter([_number_of(waiting) for waiting in others])
-                unserved = self.answer(asked, [next(numbers) if request.save is not None else 0 for request in asked])
-                self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
-                writes.others_write = self._lone_turns < _LONE_TURNS
+                return
+            if self._is_offered and save is not None and (landed := writes.landed(save.records[0])) is not None:
+                batch[0].result = [landed]
+                confirm()
+                return
+            if not self._is_ours:
+                writes.run_all(batch)
+                confirm()
+                return
+            asked = self.asked()
+            others = _waiting(asked)
+            if not (self._was_last and writes.save_together([*batch, *others])):  # False if anybody wrote since
+                writes.begin()
+                asked = self.asked()  # again: nobody overtakes now those who still wait
+                others = _waiting(asked)
+                writes.run_all([*batch, *others])
+            confirm()
+            numbers = iter([_number_of(waiting) for waiting in others])
+            unserved = self.answer(asked, [next(numbers) if request.save is not None else 0 for request in asked])
+            self._lone_turns = 0 if asked or not self._was_last else self._lone_turns + 1
+            writes.others_write = self._lone_turns < _LONE_TURNS
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise storage_error("use", self._path, error) from error
         finally:
             self.end_turn(unserved)
 
@@ -131,39 +138,41 @@ class ProcessQueue:
             self._open()
         self._is_offered = False
         began = time.monotonic()
-        self._before = self._read(0, _TURN.size)
-        waited_s, pause_s, token = 0.0, self._took_s / 2, 0
+        front = self._read(0, _FRONT_BYTES)
+        self._before = front[: _TURN.size]
+        waited_s, pause_s, token = 0.0, self._took_s * _FIRST_LOOK, 0
         try:
-            while not self._has_turn(token, is_patient=self._place is not None and waited_s < _PATIENCE_S):
+            while not self._has_turn(token, front, is_patient=self._place is not None and waited_s < _PATIENCE_S):
                 waited_s = time.monotonic() - began
                 if not token:
                     token = self._ask(save)
-                elif number := self._answer(token):
-                    self._took_s = waited_s
-                    return number
                 is_late = waited_s >= wait_s
-                if (is_late or self._is_stuck(waited_s)) and self._withdraw(token):
+                if (is_late or self._is_stuck(front, waited_s)) and self._withdraw(token):
                     return 0
                 if is_late:
                     raise OutcomeUnknown(
                         f"{self._path}: another process has had its turn, and this save, for {wait_s:.0f} s",
                         hint="it may still commit it: look whether it was done, then save again",
                     )
-                time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * _dice.uniform(0.8, 1.2))
+                time.sleep(min(max(pause_s, _LEAST_S), _MOST_S) * (0.8 + 0.4 * _dice.random()))
                 pause_s = self._took_s / 4
+                front = self._read(0, _FRONT_BYTES)
+                if token and (number := self._answer(token, front)):
+                    self._took_s = time.monotonic() - began
+                    return number
         except BaseException:
             self._withdraw(token)
             raise
         self._took_s = waited_s
-        if token and (number := self._answer(token)):
+        if token and (number := self._answer(token, self._read(0, _FRONT_BYTES))):
             self.end_turn()
             return number
         self._withdraw(token)
         return 0
 
-    def _is_stuck(self, waited_s: float) -> bool:
+    def _is_stuck(self, front: bytes, waited_s: float) -> bool:
         """Whether somebody has had the turn for too long; also one of whom we know that already."""
-        before = self._read(0, _TURN.size)
+        before = front[: _TURN.size]
         if before != self._before:
             self._before, self._stuck = before, None  # others had turns meanwhile
         elif waited_s >= _STUCK_S:
@@ -172,19 +181,29 @@ class ProcessQueue:
 
     def asked(self) -> list[Asked]:
         """In our turn: what others wait for. Nobody commits what a process that has ended had asked for."""
-        entries = enumerate(_ENTRY.iter_unpack(self._read(_TURN.size, _PLACES * _ENTRY.size)))
+        asked = {
+            place: token
+            for place, token in enumerate(self._tokens())
+            if token and place != self._place and self._is_taken(place) and self._claim(place)
+        }
+        if not asked:
+            return []
+        tokens = self._tokens()  # again: what was given up before we claimed it is left alone
         return [
             Asked(place, token, self._read_save(place, token))
-            for place, (token, _, _) in entries
-            if token and place != self._place and self._is_taken(place) and self._claim(place, token)
+            for place, token in asked.items()
+            if tokens[place] == token
         ]
 
-    def _claim(self, place: int, token: int) -> bool:
+    def _tokens(self) -> tuple[int, ...]:
+        return _TOKENS.unpack_from(self._read(0, _FRONT_BYTES), _TURN.size)
+
+    def _claim(self, place: int) -> bool:
         """Have in hand what is asked for there until our turn ends: so its process knows, and does not give it up."""
         if self._fd is None or not _lock_byte(self._fd, fcntl.F_OFD_SETLK, _PLACES + place):
             return False
         self._has_claims = True
-        return self._read(_entry_at(place), 8) == token.to_bytes(8, "little")  # else it was given up before
+        return True
 
     def answer(self, asked: Sequence[Asked], numbers: Sequence[int]) -> list[Asked]:
         """Once their saves are durable. Answers those without a number: they need turns, in which they hear why."""
@@ -233,12 +252,12 @@ class ProcessQueue:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN_FILE)
             share(self._path)
 
-    def _has_turn(self, token: int, *, is_patient: bool) -> bool:
+    def _has_turn(self, token: int, front: bytes, *, is_patient: bool) -> bool:
         """Whether the turn is ours now. Who is patient leaves it to who comes before, if that comes soon."""
         if self._fd is None:
             return True
         if is_patient:
-            last, ended_ns, following = _TURN.unpack(self._read(0, _TURN.size))
+            last, ended_ns, following = _TURN.unpack_from(front)
             is_ours = following == token if following else last == self._me
             if not is_ours and 0 <= time.monotonic_ns() - ended_ns < (_NEXT_NS if following else _BACK_NS):
                 return False
@@ -272,7 +291,7 @@ class ProcessQueue:
         if self._place is None:
             return 0
         data = b"" if save is None or self._is_in_hand() else _packed(save)
-        token = int.from_bytes(os.urandom(8)) or 1
+        token = _dice.getrandbits(64) or 1
         head = _HEAD.pack(token, self._readers, len(data), zlib.crc32(data))
         try:
             self._is_offered = bool(data)
@@ -302,10 +321,10 @@ class ProcessQueue:
             _unlock_bytes(self._fd, _PLACES + self._place, 1)
         return is_free
 
-    def _answer(self, token: int) -> int:
+    def _answer(self, token: int, front: bytes) -> int:
         """A number, only if it was written whole and for this token."""
         assert self._place is not None
-        _, number, check = _ENTRY.unpack(self._read(_entry_at(self._place), _ENTRY.size))
+        _, number, check = _ENTRY.unpack_from(front, _entry_at(self._place))
         return number if number and number ^ check == token else 0
 
     def _read_save(self, place: int, token: int) -> Save | None:
@@ -316,12 +335,13 @@ class ProcessQueue:
             return None  # nothing that we can do for it
         try:
             return _unpacked(data)
-        except (ValueError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return None
 
     def _read(self, offset: int, size: int) -> bytes:
         """With zeros where nothing was written yet."""
-        return b"" if self._fd is None else os.pread(self._fd, size, offset).ljust(size, b"\0")
+        data = b"" if self._fd is None else os.pread(self._fd, size, offset)
+        return data if len(data) == size else data.ljust(size, b"\0")
 
     def _write(self, data: bytes, offset: int) -> None:
         assert self._fd is not None
@@ -332,16 +352,24 @@ def _entry_at(place: int) -> int:
     return _TURN.size + place * _ENTRY.size
 
 
-def _waiting(asked: Sequence[Asked]) -> list[Waiting[list[Checkpoint]]]:
-    return [Waiting(request.save) for request in asked if request.save is not None]
+class _Remote(Waiting[Any]):
+    """A save of another process, which needs no more than the number that it got."""
+
+    needs_checkpoints = False
 
 
-def _number_of(waiting: Waiting[list[Checkpoint]]) -> int:
+def _waiting(asked: Sequence[Asked]) -> list[_Remote]:
+    return [_Remote(request.save) for request in asked if request.save is not None]
+
+
+def _number_of(waiting: _Remote) -> int:
     """What a save of another process has become; 0 if it is refused, or was saved before under another ID."""
     if waiting.error is not None or not isinstance(waiting.operation, Save):
         return 0
     ((new,), (saved,)) = waiting.operation.records, waiting.result
-    return saved.seq if saved.id == new.id else 0
+    if isinstance(saved, Checkpoint):
+        return saved.seq if saved.id == new.id else 0
+    return int(saved)
 
 
 def _packed(save: Save) -> bytes:
@@ -368,11 +396,13 @@ def _unpacked(data: bytes) -> Save:
 def _lock_byte(handle: int, command: int, place: int) -> bool:
     """Lock a place, until it is closed or its process ends; or ask whether that could be done."""
     try:
-        answer = fcntl.fcntl(handle, command, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+        answer = fcntl.fcntl(handle, command, _BYTES[place])
     except BlockingIOError:
         return False
-    kind, *_ = _LOCK.unpack(answer)
-    return command != fcntl.F_OFD_GETLK or kind == fcntl.F_UNLCK
+    return command != fcntl.F_OFD_GETLK or _LOCK.unpack(answer)[0] == fcntl.F_UNLCK
+
+
+_BYTES = [_LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0) for place in range(2 * _PLACES)]
 
 
 def _unlock_bytes(handle: int, first: int, count: int) -> None:

@@ -109,7 +109,7 @@ class Writes(SqlWrites):
         self.forget()
         self._db.execute(f"ROLLBACK TO {savepoint}")
 
-    def save_together(self, batch: Sequence[Waiting[list[Checkpoint]]]) -> bool:
+    def save_together(self, batch: Sequence[Waiting[Any]]) -> bool:
         """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done.
 
         Outside a transaction it is one of its own, of jobs that are known. False where others write too: then what is
@@ -137,7 +137,7 @@ class Writes(SqlWrites):
                 event = (number, at_us, self._ns, save.actor, new.job, chain, new.idempotency_key, new.request_digest)
                 rows.append((*event, job.no << SEQ_BITS | seq, *columns_of(new)))
                 jobs[new.job] = JobRow(job.no, seq, job.lease)
-                waiting.result.append(new.saved(seq, new.digest.hex()))
+                waiting.result.append(new.saved(seq, new.digest.hex()) if waiting.needs_checkpoints else seq)
         if not rows or len(rows) > MAX_ROWS or not _insert(self._db, rows):
             return False
         self._head = (number, chain)
