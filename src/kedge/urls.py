@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from .blobs import group_files
 from .chunks import INLINE_BYTES
 from .errors import Conflict, NotAStore, NotFound, Validation, install_hint, storage_errors
 from .ports import FORMAT_VERSION
@@ -189,17 +190,15 @@ def directory_of(url: str) -> Path | None:
 
 def share_with(url: str, group: str) -> None:
     """Make the directory of a new store one that the users of a group share. Safe to repeat after an interruption."""
-    from .blobs.group_files import is_shared_with, share_with
-
     path = directory_of(url)
     if path is None:
         raise Validation(f"{url} is no directory", hint="whoever may use the server decides who shares its stores")
     try:
         with storage_errors("share", path):
-            if path.exists() and any(path.iterdir()) and not is_shared_with(path, group):
+            if path.exists() and any(path.iterdir()) and not group_files.is_shared_with(path, group):
                 hint = "chgrp and chmod it, with what is in it, or make a new store"
                 raise Conflict(f"{path} exists already", hint=hint)
-            share_with(path, group)
+            group_files.share_with(path, group)
     except LookupError as error:
         raise Validation(f"there is no group {group!r}", hint="getent group shows those that there are") from error
 

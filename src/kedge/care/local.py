@@ -18,6 +18,7 @@ from kedge.store.request import Request, branch_listed, request_again
 from kedge.urls import Lock, find_keys, keep_keyring, open_found
 
 from . import Progress
+from .review import Verdict, carry_out, review
 from .upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from .rebuild import RebuildReport
     from .rekey import RekeyReport
     from .retention import Plan
-    from .review import Verdict
     from .verify import VerifyReport
 
 
@@ -56,8 +56,6 @@ class LocalCare(Upkeep):
         return planned if dry_run else execute(self._store.index, planned, actor=actor, progress=progress)
 
     def review(self, policy: RetentionPolicy, job: str | None, *, dry_run: bool, actor: str) -> Iterator[Verdict]:
-        from .review import carry_out, review
-
         if dry_run:
             return review(self._store.index, policy, job)
         return chain.from_iterable(carry_out(self._store.index, policy, job, actor=actor))

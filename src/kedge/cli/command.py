@@ -6,6 +6,7 @@ Part of every start: what `kedge --help` does not need is imported where it is u
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -58,8 +59,6 @@ class Session(NamedTuple):
 
     def in_this_store(self, text: str) -> str:
         """A text for people whose `kedge COMMAND` is completed by the options that name the store of this command."""
-        import re
-
         from .app import NAMES
 
         if not (options := self._options()) or "--store" in text:

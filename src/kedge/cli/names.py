@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from .command import Session
+
 if TYPE_CHECKING:
     from kedge.manager import CheckpointManager
     from kedge.model import Checkpoint, Job
@@ -64,8 +66,6 @@ class Ref(click.ParamType[str]):
 def _completing(ctx: click.Context, ask: Callable[[CheckpointManager], Sequence[_T]]) -> Sequence[_T]:
     """Answers from the store the half-typed line names; nothing where that fails, for a shell has no use for errors."""
     from kedge.errors import CheckpointError
-
-    from .command import Session
 
     given = {**ctx.find_root().params, **{k: v for k, v in ctx.params.items() if v is not None}}
     session = Session(given.get("store"), given.get("namespace") or "default", key=given.get("store_key"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kedge.blobs.direct import make_directories, sync_directory
-from kedge.errors import Conflict, NotFound, storage_error
+from kedge.errors import CheckpointError, Conflict, NotFound, storage_error
 from kedge.store.directory import MARKER
 
 
@@ -208,8 +208,6 @@ def _umask() -> int:
 @contextmanager
 def _os_errors(action: str, path: Path) -> Iterator[None]:
     """Errors of the operating system as ours, with the path in them; ours pass unchanged."""
-    from kedge.errors import CheckpointError
-
     try:
         yield
     except CheckpointError:

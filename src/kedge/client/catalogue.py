@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from urllib.parse import quote
 
+from kedge.care.policies import RetentionPolicy
 from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, EventChain, Job, Lease
 from kedge.ports import ALL, CheckpointIds, Checkpoints, Events, Jobs, Selection, Update, digest_of
@@ -166,6 +167,4 @@ class HttpCatalogue:
         return bool(events)
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
-        from kedge.care.policies import RetentionPolicy
-
         self.client.set_retention(job, None if policy_json is None else RetentionPolicy.from_json(policy_json))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, Unpack
 from urllib.parse import quote
 
 from kedge.chunks import INLINE_BYTES, RecallingSource
@@ -21,7 +21,7 @@ from kedge.ports import (
     Outcomes,
     Unmet,
 )
-from kedge.store import Save, Stored, knows, not_over_http
+from kedge.store import How, Save, Stored, knows, not_over_http
 from kedge.store.adoption import Exported, Moved, record_to_export
 from kedge.store.load import Loading
 from kedge.store.manifest import Manifest, pack_manifest, pack_tree, root_of
@@ -153,18 +153,10 @@ class HttpStore(Loading):
         self.reader.read_row(root[1], memoryview(memory), of="a checkpoint")
         return bytes(memory)
 
-    def load(
-        self,
-        stored: Stored,
-        *,
-        only: Sequence[str] | None = None,
-        into: object = None,
-        mapped: bool = False,
-        device: str | None = None,
-    ) -> object:
-        if mapped:
+    def load(self, stored: Stored, **how: Unpack[How]) -> object:
+        if how.get("mapped"):
             raise not_over_http("mapping a state", "load it as usual")
-        return super().load(stored, only=only, into=into, device=device)
+        return super().load(stored, **how)
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The manifest, which was verified when it arrived; one that was not asked for yet is fetched."""

@@ -9,6 +9,8 @@ thread           the run goes on without it; a thread cannot be stopped and work
 from __future__ import annotations
 
 import contextvars
+import inspect
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -51,8 +53,6 @@ def check_main_guard() -> None:
     Each process imports that file, and so would start the program again.
     """
     import ast
-    import inspect
-    import sys
 
     main, frame = sys.modules.get("__main__"), inspect.currentframe()
     file = getattr(main, "__file__", None)

@@ -72,8 +72,11 @@ class Candidates:
             self._collided_at = now
         self._crowded_until = now + _CROWDED_S
 
-    def is_taken(self, entry: Entry) -> bool:
-        """Whether another worker was faster: it has marked the entry, or ended its run. Called by any thread."""
+    def leave_if_taken(self, entry: Entry) -> bool:
+        """Leave an entry, and its lane, to another worker if that was faster: it marked it, or ended its run.
+
+        Whether it was so. Called by any thread.
+        """
         try:
             current = Entry.of(self._store.get(entry.id))
         except NotFound:

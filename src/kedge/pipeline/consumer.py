@@ -345,7 +345,7 @@ class Worker:
             return True  # it has ended
         current = Entry.of(stored[0])
         if current is None or current.state not in (READY, DELAYED) or stored[0].parent is not None:
-            return self._candidates.is_taken(entry)
+            return self._candidates.leave_if_taken(entry)
         tags = {"state": RUNNING, "takeovers": str(current.takeovers)}
         seen = {name: value for name, value in stored[0].tags.items() if name in tags}
         hold, lease = partial(self._leases.hold, entry.key), first_lease(entry.key, self._lease_s)
@@ -353,7 +353,7 @@ class Worker:
         try:
             self._run(job, current, stored, taking)
         except Unmet:
-            return self._candidates.is_taken(entry)
+            return self._candidates.leave_if_taken(entry)
         return True
 
     def _run(self, job: str, entry: Entry, stored: Stored, right: Lease | Taking) -> None:

@@ -8,7 +8,7 @@ keeps a store healthy (`kedge.care`) needs a local one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, Unpack
 
 from kedge.errors import Corrupted, NotFound, Validation
 from kedge.model import Checkpoint
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from .request import Request
     from .rope import PartedTree
     from .transfer import Received
+
+
+class How(TypedDict, total=False):
+    """A state is loaded, as `CheckpointManager.load` says."""
+
+    only: Sequence[str] | None
+    into: object
+    mapped: bool
+    device: str | None
+
 
 Save: TypeAlias = "tuple[Request, Encoded, str]"  # with its actor
 
@@ -51,15 +61,7 @@ class Store(Protocol):
 
     # Loading
 
-    def load(
-        self,
-        stored: Stored,
-        *,
-        only: Sequence[str] | None = None,
-        into: object = None,
-        mapped: bool = False,
-        device: str | None = None,
-    ) -> object:
+    def load(self, stored: Stored, **how: Unpack[How]) -> object:
         """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
         ...
 

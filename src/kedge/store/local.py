@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from kedge import codec
 from kedge.blobs.shelter import Turns, give_up_if_abandoned, guarded
@@ -34,7 +34,7 @@ from kedge.ports import (
     digest_of,
 )
 
-from . import Save, Store, Stored, not_over_http
+from . import How, Save, Store, Stored, not_over_http
 from .adoption import adopt, branch, export, id_exists
 from .backlog import Backlog
 from .chunk_cache import KnownChunks, RecentStreams
@@ -339,18 +339,11 @@ class LocalStore(Loading):
         self._verify(checkpoint, packed)
         return self.parse(packed, of=checkpoint.id)
 
-    def load(
-        self,
-        stored: Stored,
-        *,
-        only: Sequence[str] | None = None,
-        into: object = None,
-        mapped: bool = False,
-        device: str | None = None,
-    ) -> object:
+    def load(self, stored: Stored, **how: Unpack[How]) -> object:
         checkpoint, packed = stored
-        if packed[:1] != WHOLE_TREE or only is not None or into is not None or device is not None:
-            return super().load(stored, only=only, into=into, mapped=mapped, device=device)
+        is_whole = how.get("only") is None and how.get("into") is None and how.get("device") is None
+        if packed[:1] != WHOLE_TREE or not is_whole:
+            return super().load(stored, **how)
         self._verify(checkpoint, packed)  # the usual small state: its row is all there is of it
         return decode(packed[1:], _NO_BUFFERS.__getitem__)
 

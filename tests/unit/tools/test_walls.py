@@ -169,3 +169,17 @@ def test_only_so_many_files_may_list_the_fields(walls: ModuleType, tmp_path: Pat
     sources = {f"a__m{n}": f"x = ({FIELDS})\n" for n in range(9)}
     [(_, _, text)] = walls.findings(package(tmp_path, **sources))
     assert text.startswith("9 files list a checkpoint's fields, at most 8")
+
+
+LAZY = "def f():\n    from . import base, rare\n    from kedge.sub.base import x\n    import json, os\n"
+
+
+def test_a_lazy_import_saves_start_time(walls: ModuleType, tmp_path: Path) -> None:
+    """What a module imports anyway, itself, through others or as its own package, is no lazy import."""
+    source = package(tmp_path, sub__base="import json\n", sub__rare="", sub__own=LAZY)
+    (source / "sub" / "__init__.py").write_text("from . import base\n")
+    assert list(walls.findings(source)) == [
+        ("sub/own.py", 2, "sub/base.py is imported anyway: import it at the top"),
+        ("sub/own.py", 3, "sub/base.py is imported anyway: import it at the top"),
+        ("sub/own.py", 4, "json is imported anyway: import it at the top"),
+    ]

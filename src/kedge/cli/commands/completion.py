@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from kedge.cli.app import cli
+
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -18,7 +20,5 @@ def completion_command(shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None  # click knows these three  # nosec B101
-    from kedge.cli.app import cli
-
     template = kind(cli, {}, "kedge", "_KEDGE_COMPLETE")
     click.echo(template.source_template % template.source_vars())

@@ -7,6 +7,7 @@ import sys
 import click
 
 from kedge.cli.command import Session, store_command
+from kedge.version import __version__
 
 
 @store_command("mcp", json_keys="nothing: it speaks JSON-RPC on stdin and stdout.")
@@ -32,7 +33,6 @@ def mcp_command(session: Session, prefix: str, scope: str) -> None:
     """
     from kedge.integrations.mcp.protocol import serve
     from kedge.integrations.mcp.tools import Checkpoints
-    from kedge.version import __version__
 
     with session.open(create=scope == "write") as manager:
         serve(

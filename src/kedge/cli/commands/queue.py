@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
@@ -43,8 +44,6 @@ _WORKERS: tuple[Column[WorkerInfo], ...] = (
 @click.option("--limit", type=Number(1), help="Show at most this many.")
 def list_command(session: Session, name: str, dead: bool, limit: int | None) -> None:
     """List the runs in queue NAME: waiting, running and dead ones."""
-    from itertools import islice
-
     from kedge.pipeline.entries import DEAD, check_queue
     from kedge.pipeline.queues import Queue
 

@@ -15,6 +15,7 @@ import click
 from kedge.cli.command import Number, Session, apply_option, command_group, store_command
 from kedge.cli.names import JobName
 from kedge.cli.output import emit
+from kedge.cli.pairs import parse_json
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import age, count_of, safe, style
 
@@ -317,7 +318,6 @@ def cancel_command(session: Session, run: str) -> None:
 @click.option("--ahead", is_flag=True, help="Send it even if the run is not waiting for it yet.")
 def signal_command(session: Session, run: str, name: str, value: str, ahead: bool) -> None:
     """Send a value to a run that is waiting for it in run.signal(NAME)."""
-    from kedge.cli.pairs import parse_json
     from kedge.errors import NotFound
     from kedge.pipeline.history import find_run
     from kedge.pipeline.inbox import send

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NoReturn
 
+from kedge.errors import CheckpointError
+
 from . import arguments
 from .container import CalledContainer
 
@@ -38,8 +40,6 @@ def main(argv: list[str]) -> int:
     is_named = "/" not in call.container_id and call.container_id not in ("", ".", "..")
     if call.problem is not None or call.command not in _MODULES or not is_named:
         return pass_on(real, words)
-    from kedge.errors import CheckpointError
-
     container = CalledContainer(real, call)
     try:
         status = _function(call.command)(container)

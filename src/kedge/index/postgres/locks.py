@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from .server import Array, Connection
+from .server import STORE, Array, Connection
 
-STORE = 0x6B656467  # the first of the two numbers of locks of namespaces: "kedg"
 MOST_LOCKS = 64  # as many as the server has room for with each connection; for more, the namespace is locked
 ALONE = (None, None)
 

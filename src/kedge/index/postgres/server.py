@@ -51,7 +51,9 @@ _SETTINGS = {
     "synchronous_commit": (("off",), "on"),
 }
 
-_MIGRATING = 0x6B656467  # advisory lock, for one transaction: "kedg"
+STORE = (
+    0x6B656467  # "kedg": the advisory lock of a migration; with a second number, those of the store and of namespaces
+)
 _PLACEHOLDER = re.compile("%s|%%")
 _MIGRATION = re.compile(r"(\d{3})\.sql")
 
@@ -151,7 +153,7 @@ class Server:
                 if is_older(written_by, __version__):
                     db.execute("UPDATE kedge.meta SET value = %s WHERE key = 'written_by'", (__version__,))
                 return form, form
-            db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (STORE,))
             form, step = _version(db)  # another process may have been faster
             if form == 0:
                 db.execute("CREATE SCHEMA kedge")

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from fastapi import Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -201,8 +201,6 @@ def _section(path: str) -> str:
 
 
 def _notice(request: Request) -> str:
-    from urllib.parse import unquote
-
     return unquote(request.cookies.get(NOTICE, ""))[:400]
 
 
