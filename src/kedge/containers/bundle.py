@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -275,16 +276,19 @@ class ContainerTarget(Target):
             "--work-path", str(attempt.path), "--bundle", str(self.bundle.path), "--pid-file",
             str(attempt.path / "pid"), *taken.options(), *confinement(self.bundle.spec), self.id,
         ]  # fmt: skip
-        self.bundle.run(command, attempt, _run, pages)
+        self.bundle.run(command, attempt, run_watched, pages)
 
     def end(self, attempt: Attempt) -> None:
         runc.run(self.program, self.root, "delete", "--force", self.id)
 
 
-def _run(command: Sequence[str], held: Sequence[int]) -> int:
+def run_watched(command: Sequence[str], held: Sequence[int]) -> int:
+    """Run a restore; its exit status. Should its CRIU be killed, what that leaves behind is ended."""
     process = subprocess.Popen(command, pass_fds=held)
-    while True:
-        try:
-            return process.wait(leftovers.LOOK_S)
-        except subprocess.TimeoutExpired:
+    ended = os.pidfd_open(process.pid)  # Popen.wait with a timeout sleeps up to 50 ms beyond the end
+    try:
+        while not select.select([ended], [], [], leftovers.LOOK_S)[0]:
             leftovers.end_if_criu_was_killed(process.pid, held)
+    finally:
+        os.close(ended)
+    return process.wait()

@@ -1,6 +1,9 @@
 """What the exit status of a runtime says about the checkpoint that it was to restore."""
 
 import json
+import os
+import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import pytest
 from kedge.containers import bundle as bundles
 from kedge.containers import network
 from kedge.containers.attempts import Attempt
-from kedge.containers.bundle import Bundle, give_images
+from kedge.containers.bundle import Bundle, give_images, run_watched
+from kedge.containers.criu import leftovers
 from kedge.containers.page_writer import PageWriter
 from kedge.errors import CriuFailed
 from kedge.files import Tree
@@ -37,6 +41,29 @@ def test_a_runtime_that_was_killed_says_nothing_against_a_checkpoint(
             PageWriter(Tree(tmp_path), Attempt("a", tmp_path)),
         )
     assert caught.value.is_verdict is is_verdict
+
+
+def test_a_restore_is_watched_and_its_end_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks, nobody sleeps while the runtime may have ended: `Popen.wait` with a timeout would."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    looks = []
+
+    def look(pid: int, held: Sequence[int]) -> None:
+        looks.append((os.path.exists(f"/proc/{pid}"), held))
+        if len(looks) == 1:
+            fifo.write_text("end")
+
+    def sleep(_: float) -> None:
+        raise AssertionError("it sleeps")
+
+    monkeypatch.setattr(leftovers, "LOOK_S", 0.001)
+    monkeypatch.setattr(leftovers, "end_if_criu_was_killed", look)
+    monkeypatch.setattr(time, "sleep", sleep)
+    with (tmp_path / "lock").open("w") as lock:
+        held = [lock.fileno()]
+        assert run_watched(["sh", "-c", 'read -r word < "$0"; exit 3', str(fifo)], held) == 3
+    assert looks[0] == (True, held)
 
 
 def test_a_hook_is_in_the_configuration_for_a_while(tmp_path: Path) -> None:
