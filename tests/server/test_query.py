@@ -59,6 +59,15 @@ def test_the_table_has_all_forms() -> None:
     assert {name for *_, rule in RULES for name in rule.repeatable} == {"tag", "metadata", "key", "by", "with", "id"}
 
 
+def test_a_page_takes_what_its_links_pass(client: TestClient, store: kedge.CheckpointManager) -> None:
+    """The fork of a run: parameters that one model describes."""
+    with kedge.run("nightly", store=store) as run:
+        run.step("one", lambda: 1)
+    shown = client.get("/runs/nightly/fork?step=one&new_key=again&arguments=%7B%7D", headers={"Accept": "text/html"})
+    assert shown.status_code == 200, shown.text
+    assert "again" in shown.text
+
+
 def test_older_routes_take_any_query(client: TestClient, store: kedge.CheckpointManager) -> None:
     store.save("j", "s", 1)
     assert client.get(f"{OLDER}?job_id=j&odd=1&odd=2").json()["total"] == 1

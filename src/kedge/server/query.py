@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fastapi._compat import field_annotation_is_sequence
+from fastapi._compat import field_annotation_is_sequence, get_cached_model_fields
+from pydantic import BaseModel
 from starlette.datastructures import QueryParams
 
 from kedge.errors import Validation
@@ -54,8 +55,13 @@ def query_rule(dependant: Any, *, is_page: bool) -> QueryRule:
 
 
 def _fields(dependant: Any) -> list[Any]:
-    inner = [field for dependency in dependant.dependencies for field in _fields(dependency)]
-    return [*dependant.query_params, *inner]
+    """Every parameter of the query; a model stands for the fields it has."""
+    fields = [field for dependency in dependant.dependencies for field in _fields(dependency)]
+    for field in dependant.query_params:
+        kind = field.field_info.annotation
+        is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+        fields += get_cached_model_fields(kind) if is_model else [field]
+    return fields
 
 
 def _form(field: Any) -> tuple[re.Pattern[str], str] | None:
