@@ -58,7 +58,9 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=10, help="for each (default: 10)")
     parser.add_argument(
-        "--seed", type=int, help="of histories, crash_states, pods: the first one (default: another each time)"
+        "--seed",
+        type=int,
+        help="of histories, crash_states, pods, kubernetes: the first one (default: another each time)",
     )
     parser.add_argument("--seeds", type=int, help="of histories: how many (default: as many as there is time for)")
     parser.add_argument(
@@ -68,6 +70,7 @@ def main() -> int:
     parser.add_argument(
         "--binaries", type=Path, help="of kubernetes: the directory of kubelet, kube-apiserver and others"
     )
+    parser.add_argument("--kills", action="store_true", help="of kubernetes: only kills, for all of the time")
     parser.add_argument("--count", type=int, default=100_000, help="of interrupts (default: 100,000)")
     parser.add_argument("--keep", action="store_true", help="keep the stores of what failed")
     chosen = parser.parse_args()
@@ -108,7 +111,7 @@ def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float
     if name in ("crash_states", "pods"):
         options = {"seed": chosen.seed}
     if name == "kubernetes":
-        options = {"binaries": chosen.binaries}
+        options = {"binaries": chosen.binaries, "seed": chosen.seed, "only_kills": chosen.kills}
     module = importlib.import_module(f"tests.torture.{name}")
     numbers: dict[str, float] = module.torture(chosen.minutes, folder, **options)
     return numbers

@@ -39,9 +39,9 @@ def lines_of(work: Path) -> int:
 class Kills:
     """Deployments of one pod each, which go on after every kill: never before their last checkpoint."""
 
-    def __init__(self, cluster: Cluster, store: str, names: list[str]) -> None:
+    def __init__(self, cluster: Cluster, store: str, names: list[str], seed: int) -> None:
         self._cluster = cluster
-        self._draw = random.Random(19)
+        self._draw = random.Random(seed)
         self._victims = [_Workload(cluster, store, name) for name in names]
         self._lock = Lock()
         self.numbers = {**dict.fromkeys([*KILLED, "node"], 0.0), "pods": 0.0}

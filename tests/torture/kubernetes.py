@@ -6,12 +6,13 @@ kube-apiserver, kube-controller-manager, kube-scheduler, kubelet (1.31 or newer)
 sources by whoever runs this. containerd is that of $KEDGE_CONTAINERD, as in the other tests. The nodes share nothing
 but a store: PostgreSQL, and an object store if there is one for tests. Each kind of pod and each way of replacing it
 comes once; then pods are deleted while somebody on their node, or the node, is killed at a random moment, as long as
-there is time.
+there is time. `--kills` leaves out everything but these.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +110,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the pod, of it
 _PATIENCE = {"KEDGE_DEADLINE_S": "60", "KEDGE_CLAIM_S": "60"}  # of the nodes; a busy machine needs time
 
 
-def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[str, float]:
+def torture(
+    minutes: float, folder: Path, binaries: Path | None = None, seed: int | None = None, *, only_kills: bool = False
+) -> dict[str, float]:
     """Every case once, then every way in which a pod is replaced, then kills until the time is over."""
     for part in ("criu", "containerd", "cc", "cni", "postgres"):
         if reason := missing(part):
@@ -118,6 +121,8 @@ def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[
     if binaries is None or absent:
         raise RuntimeError(f"--binaries DIR lacks {', '.join(absent)}: build them from their public sources")
     deadline = time.monotonic() + 60 * minutes
+    seed = random.randrange(1 << 32) if seed is None else seed
+    print(f"  seed {seed}", flush=True)
     binaries = binaries.resolve()
     payload = make_payload(folder)
     one, two = folder / "one", folder / "two"
@@ -126,9 +131,10 @@ def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[
     with postgres_cluster() as database:
         index = database.url("postgres")
         shared = (DEPLOY.parents[1], Path(sys.base_prefix), binaries, criu_folder(), payload, database.folder)
-        alone = {"apiVersion": "v1", "kind": "Pod", **_pod("alone", {"runtimeClassName": None}, {})}
-        alone["metadata"]["name"] = "alone"
-        kubelet_alone.go_on(folder / "alone", shared, binaries, payload, alone, {"KEDGE_STORE": index, **_PATIENCE})
+        if not only_kills:
+            alone = {"apiVersion": "v1", "kind": "Pod", **_pod("alone", {"runtimeClassName": None}, {})}
+            alone["metadata"]["name"] = "alone"
+            kubelet_alone.go_on(folder / "alone", shared, binaries, payload, alone, {"KEDGE_STORE": index, **_PATIENCE})
         with node(one, *shared) as first, node(two, *shared) as second:
             cluster = Cluster([first, second], binaries)
             cluster.start()
@@ -137,7 +143,9 @@ def torture(minutes: float, folder: Path, binaries: Path | None = None) -> dict[
             store = f"{index}&blobs=s3://{BUCKET}/pods" if objects else index
             cluster.install(payload, {"KEDGE_STORE": store, **objects, **_PATIENCE})
             with cluster.explained():
-                numbers = _Pods(cluster, index).live(deadline)
+                pods = _Pods(cluster, index)
+                numbers = {} if only_kills else pods.live()
+                numbers |= pods.survive_kills(deadline, seed)
                 cluster.uninstall()
                 for made, files in zip((first, second), before, strict=True):
                     changed = {path for path, _ in made.files().items() ^ files.items()}
@@ -181,7 +189,7 @@ class _Pods:
         self._cluster, self._store = cluster, store
         self.kubectl = cluster.kubectl
 
-    def live(self, deadline: float) -> dict[str, float]:
+    def live(self) -> dict[str, float]:
         data = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}}
         self._cluster.apply(data)
         cases = [name for name in CASES if name != "nonroot" or _may_read_limits()]
@@ -199,12 +207,15 @@ class _Pods:
         for way in ways:
             self._is_replaced("app=train", way)
         self.kubectl("delete", "deployment", "train", "--cascade=foreground", timeout=300)
+        return {"cases": len(cases), "kinds": 4, "ways": len(ways), "at once": _MANY}
+
+    def survive_kills(self, deadline: float, seed: int) -> dict[str, float]:
         names = ["first", "second", "third"]
         for name in names:
             self._cluster.apply(_deployment(name, {}, {}))
-        kills = Kills(self._cluster, self._store, names).until(deadline)
+        kills = Kills(self._cluster, self._store, names, seed).until(deadline)
         self.kubectl("delete", "deployment", *names, "--cascade=foreground", timeout=300)
-        return {"cases": len(cases), "kinds": 4, "ways": len(ways), "at once": _MANY, **kills}
+        return kills
 
     def _kinds(self) -> None:
         never = {"restartPolicy": "Never"}
