@@ -199,12 +199,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Bring a name in when it is first used: importing Kedge costs next to nothing."""
+    """Import a name when it is first used, so that importing Kedge costs next to nothing."""
     if name not in _HOME and name != "llm":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    if name == "llm":  # a part with names of its own
+    if name == "llm":  # a subpackage that is used by its own name
         return import_module(".llm", __name__)
     value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return value

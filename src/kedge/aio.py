@@ -1,4 +1,4 @@
-"""A manager for asyncio: the same methods, none of which blocks the event loop."""
+"""A manager for asyncio: the same methods, which never block the event loop."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from .care.review import Verdict
     from .manager import CheckpointManager
 
-_AT_ONCE = 500  # items of an iterator, in one turn of a worker thread
-_THREADS = 32  # calls of one process at a time, as in asyncio's own pool
+_AT_ONCE = 500  # items of an iterator per turn of a worker thread
+_THREADS = 32  # concurrent calls of one process, as in asyncio's own pool
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class _Threads:
-    """Threads of our own: those of asyncio take nothing any more once the main thread has ended."""
+    """Our own threads, because asyncio's accept no work after the main thread has ended."""
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Also in a forked child, which has none of its parent's."""
+        """Replace the threads, as in a forked child, which has none of its parent's."""
         self._workers = Workers(_THREADS, "kedge-aio", keep=4)
 
     async def run(self, method: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -45,8 +45,10 @@ os.register_at_fork(after_in_child=_threads.renew)
 
 
 class AsyncView:
-    """Every method of a manager as a coroutine that runs in a worker thread; `async with view.lease(job)`,
-    `async for checkpoint in view.walk(job)`."""
+    """Every method of a manager as a coroutine that runs in a worker thread.
+
+    Also `async with view.lease(job)` and `async for checkpoint in view.walk(job)`.
+    """
 
     def __init__(self, manager: CheckpointManager) -> None:
         self._manager = manager

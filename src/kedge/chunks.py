@@ -1,6 +1,6 @@
-"""What streams of bytes are cut into, and where those bytes are: in memory, on a device, still in the store.
+"""The chunks that streams of bytes are cut into, and where the bytes are: in memory, on a device, in the store.
 
-`chunk_writer` puts chunks into a store, `chunk_reader` gets them back, verified.
+`chunk_writer` stores chunks, `chunk_reader` reads and verifies them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .ports import Buffer, digest_of
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
-TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compression test for all of it
-INLINE_BYTES = 64 * 1024  # new data of one save up to this lives in index rows: one commit, one sync (I1)
-WORKERS = max(6, min(12, os.cpu_count() or 1))  # 12 are faster than 6, or than 16, on a machine with 16 cores
+CHUNK_BYTES = 1 << 20  # of buffers; measured to be best for arrays
+TASK_BYTES = 4 << 20  # a worker's task: one look-up and one compression test for all of it
+INLINE_BYTES = 64 * 1024  # up to this, a save's new data lives in index rows: one commit, one sync (I1)
+WORKERS = max(6, min(12, os.cpu_count() or 1))  # with 16 cores, 12 are faster than 6 or 16
 
 
 ZERO = bytes(32)
@@ -28,7 +28,7 @@ _BEGIN_OF_ZEROS = bytes(64)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One chunk of a stream. `digest`, BLAKE3 of its bytes, names and proves it; zeros stand for zero bytes."""
+    """One chunk of a stream. `digest`, BLAKE3 of its bytes, names and verifies it; ZERO stands for zero bytes."""
 
     size_bytes: int
     digest: bytes
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A piece that the worker storing it reads; while the store has the chunk `known`, nobody does."""
+    """A piece that its storing worker reads. If the store has the chunk `known`, nobody reads it."""
 
     size_bytes: int
     read: Callable[[], Buffer]
@@ -48,20 +48,20 @@ class Deferred:
 
 
 class Staged(Protocol):
-    """Where a chunk goes that is read and verified elsewhere first."""
+    """A target for a chunk that is read and verified elsewhere first."""
 
     def staging(self) -> memoryview:
-        """Memory of this thread, as large as this, to read into before `take`; used again by the next call."""
+        """Return this thread's memory of this size, to read into before `take`. The next call reuses it."""
         ...
 
     def take(self, data: memoryview) -> None:
-        """Copy `data` there."""
+        """Copy `data` to the target."""
         ...
 
 
 @runtime_checkable
 class DeviceMemory(Staged, Protocol):
-    """Bytes of an accelerator, which the processor reaches only by copying."""
+    """Memory of an accelerator, which the processor reaches only by copying."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -69,17 +69,17 @@ class DeviceMemory(Staged, Protocol):
     def part(self, start: int, stop: int) -> DeviceMemory: ...
 
     def pieces(self) -> Iterator[Deferred]:
-        """Chunk by chunk; what one of them reads is good until the same thread reads again."""
+        """Yield the chunks. What one of them reads is valid until the same thread reads again."""
         ...
 
     def copy_to(self, target: memoryview) -> None:
-        """Begin to copy to main memory; done after `wait`."""
+        """Start copying to main memory; complete after `wait`."""
         ...
 
     def wait(self) -> None: ...
 
     def lock(self, memory: memoryview) -> bool:
-        """Keep pages in their place, for faster copying; whether that worked. `unlock` before they are freed."""
+        """Pin pages for faster copying; return whether that worked. Call `unlock` before they are freed."""
         ...
 
     def unlock(self, memory: memoryview) -> None: ...
@@ -90,51 +90,54 @@ Target: TypeAlias = memoryview | DeviceMemory
 
 @runtime_checkable
 class RecallingSource(Protocol):
-    """A source that can tell from an earlier state of the job that some of its pieces are stored already."""
+    """A source that can tell from an earlier state of the job which of its pieces are already stored."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def recall(self, earlier: Iterable[tuple[object, Callable[[int], StoredStream]]]) -> None:
-        """Called before `pieces`. Earlier states, newest first: the outline, and a way to open a buffer of it."""
+        """Receive earlier states, newest first: the outline, and a function that opens one of its buffers.
+
+        Called before `pieces`.
+        """
         ...
 
     def pieces(self) -> Iterator[Buffer | Deferred]: ...
 
 
 class Reader(Protocol):
-    """What reads chunks of a store, each verified before its bytes are handed out (I2)."""
+    """Reads chunks from a store, and verifies each before it returns the bytes (I2)."""
 
     def read(self, wanted: Sequence[tuple[Entry, memoryview | Staged]], *, of: str) -> None:
         """Fill each target with the chunk of its entry."""
         ...
 
     def read_row(self, entries: Sequence[Entry], memory: memoryview, *, of: str) -> None:
-        """Fill `memory` with the chunks, one behind the other; zeros are left out."""
+        """Fill `memory` with consecutive chunks; zeros are skipped."""
         ...
 
 
 class Writer(Protocol):
-    """What takes the chunks of one save."""
+    """Stores the chunks of one save."""
 
     def add(
         self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int, at_once: int = WORKERS, is_shared: bool = False
     ) -> list[Entry]:
-        """Take one stream; its entries are complete later. `is_shared` pieces lie in memory that others may change."""
+        """Store one stream; its entries are completed later. Others may change the memory of `is_shared` pieces."""
         ...
 
     def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
-        """Take chunks that belong to no stream and whose digests are known."""
+        """Store chunks that belong to no stream and have known digests."""
         ...
 
     def reuse(self, digest: bytes) -> bool:
-        """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
+        """Return whether a chunk from an earlier save may be reused; the commit checks that it still exists."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStream:
-    """What a source comes back as: chunks still in the store, in order; `reader` verifies each (I2)."""
+    """A loaded source: chunks still in the store, in order; `reader` verifies each (I2)."""
 
     entries: Sequence[Entry]
     size_bytes: int
@@ -148,20 +151,20 @@ def digest_of_zeros(size: int) -> bytes:
 
 
 def is_zero(piece: memoryview, digest: bytes) -> bool:
-    """Whether a piece of at least a page, with this digest, is all zeros."""
+    """Return whether a piece with this digest, of at least a page, is all zeros."""
     size = len(piece)
-    # The beginning is asked first: pieces cut by content have all sizes, and hashing zeros for each costs.
+    # Compare the beginning first: pieces cut by content have all sizes, and hashing zeros for each is expensive.
     return size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and digest == digest_of_zeros(size)
 
 
 def cut(data: memoryview, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
-    """`data` in pieces of `size`, without copying."""
+    """Yield `data` in pieces of `size`, without copying."""
     for start in range(0, len(data), size):
         yield data[start : start + size]
 
 
 def portions(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[list[T]]:
-    """Some of them at a time: until they take `most_bytes`."""
+    """Yield items in groups of at least `most_bytes`, and the rest."""
     some: list[T] = []
     size = 0
     for item in items:
@@ -175,7 +178,7 @@ def portions(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int) -
 
 
 def cut_by_content(data: Buffer, average: int) -> Iterator[memoryview]:
-    """Pieces whose borders follow the content, so that an insertion changes only the pieces around it."""
+    """Yield pieces whose borders follow the content, so that an insertion changes only the pieces around it."""
     from pyfastcdc import FastCDC
 
     view = memoryview(data)
@@ -187,9 +190,9 @@ def cut_by_content(data: Buffer, average: int) -> Iterator[memoryview]:
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Memory for a loaded buffer; large ones begin on a page, so that the disk can write into them directly.
+    """Return memory for a loaded buffer. Large ones begin on a page, so that the disk can write into them directly.
 
-    Asking for huge pages was measured: never faster here, and up to three times slower where memory is fragmented.
+    Huge pages were measured: never faster here, and up to three times slower where memory is fragmented.
     """
     if size_bytes < 2 << 20:
         return memoryview(bytearray(size_bytes))

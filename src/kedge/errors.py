@@ -51,7 +51,7 @@ class CheckpointError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init_subclass__(cls, *, code: str = "", http: int = 0, exit: int = 0) -> None:
-        """A class names what differs from the error it is a kind of."""
+        """Set a class's code, status and exit code; it inherits those it does not name."""
         super().__init_subclass__()
         cls.code, cls.http_status, cls.exit_code = code or cls.code, http or cls.http_status, exit or cls.exit_code
 
@@ -78,7 +78,7 @@ class NotFound(CheckpointError, FileNotFoundError, LookupError, code="not_found"
 
 
 class ReplayMiss(NotFound, code="replay_miss"):
-    """In replay mode, an LLM call was made that had not been recorded."""
+    """In replay mode, an LLM call was made that was not recorded."""
 
 
 class Validation(CheckpointError, ValueError, code="invalid", http=422, exit=3):

@@ -1,4 +1,4 @@
-"""The end of a program that closed nothing: first what is still to be saved, then the stores."""
+"""The end of a program that did not close its stores: pending saves first, then the stores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _closing: list[Callable[[], None]] = []
 
 
 def save_at_end(call: Callable[[], None]) -> Callable[[], None]:
-    """Call it when the program ends, while stores are open."""
+    """Call `call` when the program ends, while stores are open."""
     _saving.append(call)
     return call
 
 
 def close_at_end(call: Callable[[], None]) -> Callable[[], None]:
-    """Call it when the program ends, after all that is saved at the end."""
+    """Call `call` when the program ends, after all saves at the end."""
     _closing.append(call)
     return call
 
@@ -27,6 +27,6 @@ def _end() -> None:
         call()
 
 
-# Python calls what comes first here last: finalizers, of packs and of temporary directories, wait until all is saved.
+# Python calls what is registered first last. So finalizers of packs and temporary directories run after all saves.
 weakref.finalize(_end, _end).detach()
 atexit.register(_end)

@@ -1,4 +1,4 @@
-"""CheckpointManager: the object users hold. Parses what they give, then asks the store."""
+"""CheckpointManager: the object users hold. It parses their arguments, then asks the store."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CheckpointManager(CaringManager):
         self.url = os.fspath(chosen) if chosen is not None else default_url()
         self.namespace = parse_name("namespace", namespace)
         self.actor = actor_here()
-        self.key_source = key  # what was given, for processes that open the same store; no one else's business
+        self.key_source = key  # as given, for processes that open the same store; for no other use
         store, self._caring = shelter.run(self._open, create, find_lock(key, encrypt_names))
         self._session = Session(store)
         _open_managers.add(self)
@@ -105,7 +105,7 @@ class CheckpointManager(CaringManager):
         When this returns, the checkpoint survives kill -9 and power loss (I1). When it raises, no visible checkpoint
         was created, unless a `watch` callback raised: those run after the commit. A second call with the same
         `idempotency_key` returns the first ID instead of saving again. Do not change the state until this returns: if
-        another thread changes it meanwhile, a mixture of old and new may be saved, though it always loads.
+        another thread changes it meanwhile, a mixture of old and new may be saved, which still loads.
         """
         request = parse_request(
             job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
@@ -113,9 +113,9 @@ class CheckpointManager(CaringManager):
         return self.save_request(request, state)
 
     def save_request(self, request: Request, state: object) -> CheckpointId:
-        """Save `state` as a parsed request says."""
+        """Save `state` with the options of a parsed request."""
         if self._session.background.is_used:
-            self._session.background.drain()  # the newest save is the one that was asked for last
+            self._session.background.drain()  # the newest save is the one requested last
             self._session.background.raise_unseen()
         return self.commit(request, codec.encode(state)).id
 
@@ -131,17 +131,17 @@ class CheckpointManager(CaringManager):
             if isinstance(outcome, Checkpoint):
                 try:
                     self._note(outcome, self._retain(outcome))
-                except Exception as error:  # noqa: BLE001 - of a watcher; belongs to this save alone
+                except Exception as error:  # noqa: BLE001 - raised by a watcher; concerns only this save
                     outcomes[n] = error
         return outcomes
 
     def save_async(self, job_id: str, step_name: str, state: object, **options: Any) -> PendingSave[CheckpointId]:
-        """Copy `state` now and commit it in the background; the options are those of `save`.
+        """Copy `state` now and commit it in the background. Takes the options of `save`.
 
         You may change the state as soon as this returns, except for the files of a Tree or File. The checkpoint is
-        durable when `.result()` returns its ID. All saves of a manager, also those of `save`, commit in the order of
-        the calls. If you do not call `.result()`, the next save or close() raises the error. A program that ends waits
-        for pending saves.
+        durable when `.result()` returns its ID. All saves of a manager, including those of `save`, commit in the order
+        of the calls. If you do not call `.result()`, the next save or close() raises the error. A program that ends
+        waits for pending saves.
         """
         request = parse_request(job_id, step_name, **options)
         self._check_open()
@@ -159,9 +159,9 @@ class CheckpointManager(CaringManager):
 
     @contextmanager
     def begin(self, request: Request, state: object) -> Iterator[lease.Holding]:
-        """Save the first checkpoint of a job, provided with the lease that it takes, and hold that lease (I5).
+        """Save the first checkpoint of a job, take its lease in the same commit, and hold that lease (I5).
 
-        Unmet if the job exists, or anything else is not as the request says.
+        Raises Unmet if the job exists or another condition of the request fails.
         """
         assert request.lease is not None
         taken, encoded, saved = request.lease, codec.encode(state), list[tuple[Checkpoint, CheckpointError | None]]()
@@ -182,19 +182,19 @@ class CheckpointManager(CaringManager):
     ) -> tuple[Checkpoint, CheckpointError | None]:
         self._check_open()
         if self._session.background.is_used:
-            self._session.background.drain()  # an interrupted save_async may have got there meanwhile
+            self._session.background.drain()  # an interrupted save_async may have come first
         checkpoint = self._session.store.save(request, encoded, actor=self.actor)
         return checkpoint, self._retain(checkpoint, is_first=bool(request.provided and request.provided.takes))
 
     def _retain(self, checkpoint: Checkpoint, *, is_first: bool = False) -> CheckpointError | None:
         try:
             self._caring.after_save(checkpoint, actor=self.actor, is_first=is_first)
-        except CheckpointError as error:  # the save is done; the next one tries again
+        except CheckpointError as error:  # the checkpoint is saved; retention is retried after the next save
             return error
         return None
 
     def _note(self, checkpoint: Checkpoint, failure: CheckpointError | None) -> None:
-        """Count a save and tell watchers; raise `failure`, that of the job's retention."""
+        """Count a save, call the watchers, and warn of `failure` (of the job's retention)."""
         self._session.counters["saves"] += 1
         self._session.counters["saved_bytes"] += checkpoint.size_bytes
         self._session.counters["stored_bytes"] += checkpoint.stored_bytes
@@ -219,7 +219,7 @@ class CheckpointManager(CaringManager):
         return self.store.branch(source, request, actor=self.actor), state
 
     def delete(self, job_id: str, checkpoint_id: str) -> bool:
-        """Delete a checkpoint; False if there is none, Conflict if it is pinned. The next gc frees its space."""
+        """Delete a checkpoint; gc frees its space later. Returns False if there is none; raises Conflict if pinned."""
         try:
             self._in_job(job_id, checkpoint_id)
         except NotFound:
@@ -242,7 +242,7 @@ class CheckpointManager(CaringManager):
         return self._update(checkpoint_id, Update(tags=tags))
 
     def set_status(self, checkpoint_id: str, status: CheckpointStatus | str) -> Checkpoint:
-        """Mark a checkpoint as archived, or as corrupted: `load_latest` skips it until verify finds it intact."""
+        """Set a checkpoint's status. `load_latest` skips a corrupted one until verify finds it intact."""
         wanted = parse_choice(CheckpointStatus, status)
         return self.catalogue.update(
             parse_name("checkpoint ID", checkpoint_id), Update(status=wanted), actor=self.actor
@@ -267,14 +267,14 @@ class CheckpointManager(CaringManager):
                 self._session.background.drain()
 
     def take_lease(self, job_id: str, holder: str, ttl_s: float) -> Lease:
-        """Acquire a lease that outlives this process and is renewed by another one; LeaseHeld if it is taken (I5).
+        """Acquire a lease that outlives this process, for another one to renew. Raises LeaseHeld if it is taken (I5).
 
         An expired lease remains valid for its holder until somebody else acquires one.
         """
         return self.catalogue.acquire_lease(parse_name("job", job_id), holder, ttl_s)
 
     def renew_lease(self, lease: Lease) -> None:
-        """Renew a lease for its full duration; LeaseLost if it was released or taken over."""
+        """Renew a lease for its full duration. Raises LeaseLost if it was released or taken over."""
         self.catalogue.renew_lease(lease)
 
     def break_lease(self, lease: Lease) -> None:
@@ -284,16 +284,17 @@ class CheckpointManager(CaringManager):
     def events(
         self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
     ) -> Events:
-        """Read the append-only log of all changes, by all processes, in order; with `newest`, read its end.
+        """Return events from the append-only log of all changes, by all processes, in order.
 
-        Only events with numbers above `after`, and below `before`. Waits up to `wait_s` seconds for the next event.
+        With `newest`, the last ones. Only events with numbers above `after` and below `before`. Waits up to `wait_s`
+        seconds for the next event.
         """
         read = partial(self.catalogue.events, after, parse_limit(limit) or 100, newest=newest, before=before)
         events = read()
         return read() if not events and wait_s > 0 and self.catalogue.wait_for_event(after, wait_s) else events
 
     def audit(self, until: int | None = None) -> EventChain:
-        """Read the whole log of changes and verify its hash chain."""
+        """Verify the hash chain of the whole event log."""
         return self.catalogue.audit(until)
 
     def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
@@ -307,7 +308,7 @@ class CheckpointManager(CaringManager):
     # Life
 
     def drain(self) -> None:
-        """Wait until all background saves have ended."""
+        """Wait for all background saves."""
         self._session.background.drain()
 
     def acting_as(self, actor: str) -> Self:
@@ -319,14 +320,14 @@ class CheckpointManager(CaringManager):
     @property
     def aio(self) -> AsyncView:
         """The same methods as coroutines: `await manager.aio.save(…)`. The event loop is never blocked."""
-        from .aio import AsyncView  # whoever gets here uses asyncio already; others need not pay for it
+        from .aio import AsyncView  # its callers have imported asyncio already; others need not pay for it
 
         return AsyncView(self)
 
     def close(self) -> None:
         """Finish background saves and close the store. Raises the error of a save_async that nobody has seen.
 
-        A store that cannot be let go of (`memory:dir`, whose disk is full) stays open, and may be closed again.
+        A store that cannot be written out (`memory:dir` on a full disk) stays open; call close() again.
         """
         if self._session.is_closed:
             return
@@ -371,7 +372,7 @@ class CheckpointManager(CaringManager):
         return f"CheckpointManager({self.place!r}, namespace={self.namespace!r})"
 
     def _after_fork(self) -> None:
-        """In a forked child: threads and locks of the parent are of no use here. The adapters see to themselves."""
+        """Replace the parent's threads and locks in a forked child. Adapters handle their own."""
         self._session.background = BackgroundSaves()
         self._session.turns = Turns()
         self._caring.after_fork()
@@ -379,7 +380,7 @@ class CheckpointManager(CaringManager):
 
 
 def actor_here() -> str:
-    """Who works here, as events name it: user@host."""
+    """Return the current user as events name it: user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""The values everything else speaks of: checkpoints, jobs, leases, events, and the grammar of names."""
+"""The values all other modules use: checkpoints, jobs, leases, events, and the grammar of names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from typing import Any, NewType, TypeVar
 from .errors import InvalidName, Validation
 
 CheckpointId = NewType("CheckpointId", str)
-Document = dict[str, object]  # JSON, the same for the command line, the service and its client
+Document = dict[str, object]  # JSON, the same for commands, the service and its client
 
 MAX_STEP_CHARACTERS = 1024
-LOG_LEVELS = ("debug", "info", "warning", "error")  # of the lines of a run
-INBOX_SUFFIX = ":inbox"  # of the job that holds the messages to a run
-QUEUE_PREFIX = "queue:"  # of jobs that hold what was submitted to a queue
+LOG_LEVELS = ("debug", "info", "warning", "error")  # of a run's log lines
+INBOX_SUFFIX = ":inbox"  # of the job that holds a run's messages
+QUEUE_PREFIX = "queue:"  # of jobs that hold the entries of a queue
 MAX_TAGS = 64
 MAX_TAG_VALUE_CHARACTERS = 1024
 
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
 _NAMED = {"job", "namespace", "queue", "schedule", "session", "tag", "type"}
 _NOT_SLUG = re.compile(r"[^A-Za-z0-9._:@+-]+")
 
-_random = random.Random()  # nosec B311 - nobody else seeds it, and it makes no system call, which other threads wait for
+_random = random.Random()  # nosec B311 - nobody else seeds it, and it makes no system call that stops other threads
 _draw = _random.getrandbits
 os.register_at_fork(after_in_child=_random.seed)
 
@@ -55,15 +55,15 @@ class CheckpointStatus(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """The life of a run. Every run that is neither completed nor cancelled can be resumed."""
+    """The status of a run. A run can be resumed unless it is completed or cancelled."""
 
     RUNNING = "running"
     PAUSED = "paused"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    ABANDONED = "abandoned"  # never recorded: it says running, and its process is gone (`pipeline.owner.status_of`)
-    UNREADABLE = "unreadable"  # never recorded: a record says something that is no status
+    ABANDONED = "abandoned"  # never recorded: it says running, but its process is gone (`pipeline.owner.status_of`)
+    UNREADABLE = "unreadable"  # never recorded: the record has no valid status
 
 
 _E = TypeVar("_E", bound=StrEnum)
@@ -76,14 +76,14 @@ def parse_limit(limit: int | None) -> int | None:
 
 
 def parse_decision(approved: object) -> bool:
-    """Approved or denied: nothing else, because a decision is final and the text "no" would count as a yes."""
+    """Accept only True or False: a decision is final, and the text "no" would count as a yes."""
     if not isinstance(approved, bool):
-        raise Validation(f"approved={approved!r} is no decision", hint="use True or False")
+        raise Validation(f"approved={approved!r} is not a decision", hint="use True or False")
     return approved
 
 
 def parse_choice(kind: type[_E], value: str) -> _E:
-    """The member of `kind` for a member or its string value."""
+    """Return the member of `kind` for a member or its string value."""
     if type(value) is kind:
         return value
     try:
@@ -94,7 +94,7 @@ def parse_choice(kind: type[_E], value: str) -> _E:
 
 
 def parse_name(what: str, text: str) -> str:
-    """`text` if it is a valid name (job, namespace, tag, ID); nothing else ever reaches an index or a path."""
+    """Return `text` if it is a valid name (job, namespace, tag, ID); nothing else ever reaches an index or a path."""
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         shown = repr(text) if len(repr(text)) <= 80 else repr(text)[:77] + "…"
         raise InvalidName(
@@ -105,7 +105,7 @@ def parse_name(what: str, text: str) -> str:
 
 
 def parse_step(text: str) -> str:
-    """A step name may be any text of 1 to 1,024 characters that UTF-8 can hold."""
+    """Return `text` if it is a valid step name: any text of 1 to 1,024 characters that UTF-8 can hold."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_STEP_CHARACTERS or not is_utf8(text):
         is_long = isinstance(text, str) and len(text) > MAX_STEP_CHARACTERS
         raise InvalidName(
@@ -117,7 +117,7 @@ def parse_step(text: str) -> str:
 
 
 def parse_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """Tag names follow the grammar of names; values are short text."""
+    """Return the tags. Names follow the grammar of names; values are short text."""
     if not tags:
         return {}
     if not isinstance(tags, Mapping):
@@ -135,7 +135,7 @@ def parse_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can hold `text`: a str may have halves of surrogate pairs, which no index takes."""
+    """Return whether UTF-8 can hold `text`: a str may have halves of surrogate pairs, which no index accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -144,7 +144,7 @@ def is_utf8(text: str) -> bool:
 
 
 def new_checkpoint_id(step: str, created_us: int) -> CheckpointId:
-    """`<step-slug>_<epoch s>_<8 hex>`. Uniqueness is the index's to enforce; order never comes from it (I4)."""
+    """Return `<step-slug>_<epoch s>_<8 hex>`. The index enforces uniqueness; order never comes from the ID (I4)."""
     return CheckpointId(f"{_slug(step)}_{created_us // 1_000_000}_{_draw(32):08x}")
 
 
@@ -165,9 +165,9 @@ class Checkpoint:
     parent: CheckpointId | None
     created_at: datetime
     status: CheckpointStatus
-    size_bytes: int  # of the state as encoded
-    stored_bytes: int  # what this save added to the store
-    digest: str  # BLAKE3 of the manifest, hex: the root of everything it names
+    size_bytes: int  # of the encoded state
+    stored_bytes: int  # added to the store by this save
+    digest: str  # BLAKE3 of the manifest, hex: the root of all digests in it
     codec: str
     schema_version: str
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Checkpoint:
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> Document:
-        """The fields as JSON, as commands and the service return them."""
+        """Return the fields as JSON, for commands and the service."""
         document = dict(zip(CHECKPOINT_JSON, _of_checkpoint(self), strict=True))
         document["level"], document["status"] = str(self.level), str(self.status)
         document["created_at"] = self.created_at.isoformat()
@@ -184,7 +184,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Checkpoint:
-        """The checkpoint with these fields; ValueError, KeyError or TypeError for what `to_json` does not give."""
+        """Return the checkpoint. Raises ValueError, KeyError or TypeError for fields that `to_json` never gives."""
         values = {own: document[name] for name, (own, _) in CHECKPOINT_JSON.items()}
         for own, kind in CHECKPOINT_JSON.values():
             if not isinstance(values[own], _PARSED.get(kind, str)):
@@ -193,7 +193,7 @@ class Checkpoint:
         values["created_at"] = datetime.fromisoformat(values["created_at"])
         return cls(**values)
 
-    # The names the jobs system used (docs/coming-from.md).
+    # Names from the jobs system (docs/coming-from.md).
     @property
     def checkpoint_id(self) -> str:
         return self.id
@@ -222,20 +222,20 @@ _Draft: Any = make_dataclass("_Draft", [field.name for field in fields(Checkpoin
 def new_checkpoint(*values: Any) -> Checkpoint:
     """`Checkpoint(*values)` with a value for each field, in a sixth of the time.
 
-    A frozen class sets each field by a call of its own, in every save and for every row that is read. A draft with the
-    same fields is not frozen, and becomes a checkpoint when it has them.
+    A frozen class sets each field by a separate call, in every save and for every row read. So the values go into a
+    draft with the same fields that is not frozen, which then changes its class.
     """
     draft = _Draft(*values)
     draft.__class__ = Checkpoint
     return draft  # type: ignore[no-any-return]
 
 
-# What a checkpoint is called in JSON: for each name there, the field and its annotation.
+# For each name in a checkpoint's JSON, the field and its annotation.
 CHECKPOINT_JSON = {
     {"is_pinned": "pinned"}.get(field.name, field.name): (field.name, str(field.type)) for field in fields(Checkpoint)
 }
 _of_checkpoint = attrgetter(*(own for own, _ in CHECKPOINT_JSON.values()))
-_PARSED: dict[str, type | UnionType] = {  # of annotations; all others are text
+_PARSED: dict[str, type | UnionType] = {  # JSON types of annotations; all others are text
     "int": int,
     "bool": bool,
     "CheckpointId | None": str | None,
@@ -245,7 +245,7 @@ _PARSED: dict[str, type | UnionType] = {  # of annotations; all others are text
 
 
 def own_copy(checkpoint: Checkpoint) -> Checkpoint:
-    """An equal checkpoint that shares nothing that can be changed."""
+    """Return an equal checkpoint that shares no mutable value."""
     copied = new_checkpoint(*_of_checkpoint(checkpoint))
     metadata = {
         name: value if value.__class__ in _UNCHANGING else deepcopy(value) for name, value in copied.metadata.items()
@@ -257,7 +257,7 @@ def own_copy(checkpoint: Checkpoint) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as the index counts it; reading it never scans the job's history (I6)."""
+    """A job with the index's counters; reading it never scans the job's history (I6)."""
 
     name: str
     checkpoints: int
@@ -269,7 +269,7 @@ class Job:
     retention: str | None = None  # JSON of the RetentionPolicy applied after saves
 
     def to_json(self) -> Document:
-        """The fields as JSON, as commands and the service return them."""
+        """Return the fields as JSON, for commands and the service."""
         times = {"created_at": self.created_at.isoformat(), "updated_at": self.updated_at.isoformat()}
         return {**_own(self), **times, "retention": None if self.retention is None else json.loads(self.retention)}
 
@@ -287,7 +287,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write a job. `token` grows with every acquisition and is checked in the write's transaction."""
+    """The right to write to a job. `token` grows with every acquisition and is checked in the write's transaction."""
 
     job: str
     token: int
@@ -297,9 +297,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of the append-only log: feed for watchers and audit trail at once.
+    """One entry of the append-only log, which is both a feed for watchers and an audit trail.
 
-    `chain` is SHA-256 over the previous entry's chain and this entry, so that a changed or removed entry shows.
+    `chain` is SHA-256 over the previous entry's chain and this entry, so that a changed or removed entry is detected.
     """
 
     id: int
@@ -312,7 +312,7 @@ class Event:
     chain: str
 
     def to_json(self) -> Document:
-        """The fields as JSON, as commands and the service return them."""
+        """Return the fields as JSON, for commands and the service."""
         return {**_own(self), "at": self.at.isoformat(), "detail": json.loads(self.detail)}
 
     @classmethod
@@ -327,11 +327,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventChain:
-    """What reading the log of changes from its beginning has shown."""
+    """The result of verifying the event log from its beginning."""
 
     entries: int
     head: str  # `chain` of the last entry that follows from all before it, hex
-    broken_at: int | None = None  # the first that does not: it, or one before it, was altered or removed
+    broken_at: int | None = None  # the first that does not: it, or an earlier one, was altered or removed
 
 
 def _own(value: Job | Event) -> Document:
@@ -342,15 +342,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def now_us() -> int:
-    """The time by this machine's clock, which is informative only (I4)."""
+    """Return this machine's time, which is informative only (I4)."""
     return time.time_ns() // 1000
 
 
 def to_us(moment: datetime) -> int:
-    """Integer microseconds since the epoch, exactly."""
+    """Return integer microseconds since the epoch, exactly."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def to_datetime(microseconds: int) -> datetime:
-    """UTC datetime of integer microseconds since the epoch, the form the indexes keep."""
+    """Return the UTC datetime of microseconds since the epoch, the form that indexes store."""
     return _EPOCH + timedelta(microseconds=microseconds)

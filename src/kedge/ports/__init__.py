@@ -1,14 +1,14 @@
-"""The two ports. Everything that is kept goes through them; nothing else is pluggable.
+"""The two ports. All stored data passes through them; nothing else is pluggable.
 
     Index   what exists: jobs, checkpoints, manifests, where each chunk is, leases, events.
-            Every method is one transaction. It alone decides what is acknowledged.
-    Blobs   the bytes: immutable packs of chunks. A pack no index row names is garbage.
+            Every method is one transaction. Only the index acknowledges.
+    Blobs   the bytes: immutable packs of chunks. A pack that no index row names is garbage.
 
 A save is: append chunks to packs → `BlobWriter.commit` (durable) → `Index.commit` (durable) → acknowledge (I1).
-Deleting goes the other way round: index rows first, bytes later, by gc (I3).
+Deletion has the opposite order: index rows first, bytes later, by gc (I3).
 
-All methods are safe to call from several threads. Adapters raise only `errors.*`.
-The suites in `kedge.testing` state these contracts as tests; an adapter is right when it passes them.
+All methods are safe to call from several threads. Adapters raise only `errors.*`. The suites in `kedge.testing` state
+these contracts as tests; an adapter is correct if it passes them.
 """
 
 from __future__ import annotations

@@ -9,34 +9,34 @@ from .values import Buffer
 
 
 class BlobWriter(Protocol):
-    """What one save writes. Used by several threads; then one of them calls commit or abort, and release at last."""
+    """The bytes of one save. Several threads append; then one of them calls commit or abort, and finally release."""
 
     def append(self, data: Buffer) -> tuple[str, int]:
-        """Store `data` and answer (pack, offset). The caller may reuse `data` as soon as this returns."""
+        """Store `data` and return (pack, offset). The caller may reuse `data` as soon as this returns."""
         ...
 
     def commit(self) -> None:
         """Return only when everything appended, and the names of its packs, survive power loss (I1).
 
-        A failed sync is not tried again on the same file (I9): the packs are given up and StorageError is raised.
+        A failed sync is not retried on the same file (I9): the packs are abandoned. Raises StorageError.
         """
         ...
 
     def abort(self) -> None:
-        """Give up; what was appended becomes garbage. Includes release."""
+        """Abandon everything appended, which becomes garbage. Includes release."""
         ...
 
     def withdraw(self, pack: str, offset: int) -> None:
-        """As abort, after a commit whose save the index has refused: `scan` yields this append no more.
+        """Undo a commit whose save the index refused: `scan` no longer yields these bytes. Includes abort.
 
-        Durable when it returns, so that whoever hears of the refusal will not see a rebuild bring the save back.
+        Durable on return: once a caller knows of the refusal, no rebuild brings the save back.
         """
         ...
 
     def release(self) -> None:
         """Let gc judge the packs again: the index has committed what names the chunks, or never will.
 
-        Until then they are kept from `Blobs.remove`, in every process (I3). May be called again.
+        Until then `Blobs.remove` does not delete them, in any process (I3). May be called again.
         """
         ...
 
@@ -47,34 +47,36 @@ class Blobs(Protocol):
     def writer(self, size_hint: int) -> BlobWriter: ...
 
     def seal(self) -> None:
-        """Add nothing more to the packs written so far; later writers begin new ones. gc calls it to compact them."""
+        """Append nothing more to the packs written so far; later writers begin new ones. gc compacts sealed packs."""
         ...
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target`; a missing pack is NotFound, a short one Corrupted.
+        """Fill `target`. Raises NotFound for a missing pack, Corrupted for a short one.
 
-        Both are answers of the place itself. While it cannot be asked (a folder or a bucket that is away, no
-        permission, no descriptors, no network) nothing is known about the pack: StorageError.
+        Only the storage itself can report these. If it cannot be read, nothing is known about the pack: raises
+        StorageError. That is so while a directory, bucket or network is away, without permission, or without file
+        descriptors.
         """
         ...
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        """(name, size in bytes) of every pack that takes space, finished or not."""
+        """Yield (name, size in bytes) of every pack that takes space, finished or not."""
         ...
 
     def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
-        """Delete a pack if no writer may still add to it and `is_garbage()`, asked while writers are kept out.
+        """Delete a pack unless a writer may still append to it. Return whether it was deleted.
 
-        Answers whether it was deleted. A missing pack is not an error: removal is repeated after crashes (I3).
+        `is_garbage()` must confirm it, called while writers are locked out. A missing pack is not an error, because
+        removal is repeated after crashes (I3).
         """
         ...
 
     def scan(self, pack: str, magic: bytes) -> Iterator[int]:
-        """Offsets in a pack at which an append beginning with `magic` may lie, for rebuilding an index."""
+        """Yield offsets in a pack where an append that begins with `magic` may be, to rebuild an index."""
         ...
 
     def file_of(self, pack: str) -> str | None:
-        """A local file that can be mapped, for adapters that have one."""
+        """Return the path of a local file that can be mapped, if the adapter has one."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""A checkpoint on its way into an index and out of it: the record of a save, its row, and what both become.
+"""A checkpoint on its way into an index and out of it: the record of a save, its row, and their conversions.
 
-Whoever gives a checkpoint another field adds it here, to `model.Checkpoint` and to the SQL: what stands in packs, in
-envelopes, in readable files, in the queue of processes and in the answers of the service follows from these fields.
+To add a field, change this module, `model.Checkpoint` and the SQL. Packs, envelopes, readable files, the queue of
+processes and the service's answers follow from these fields.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SEQ_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
 
 _decode = json.JSONDecoder().decode
-_LEVELS = {str(level): level for level in CheckpointLevel}  # asking the classes takes twenty times as long
+_LEVELS = {str(level): level for level in CheckpointLevel}  # enum look-ups take twenty times as long
 _STATUSES = {str(status): status for status in CheckpointStatus}
 
 
 def digest_of(data: Buffer) -> bytes:
-    """What names and proves chunks, manifests and records: BLAKE3, 32 bytes."""
+    """Return the BLAKE3 digest, 32 bytes, which names and verifies chunks, manifests and records."""
     return blake3(data).digest()
 
 
 @dataclass(slots=True)
 class NewCheckpoint:
-    """All one save writes to the index. Nobody changes it; freezing it would make each small save 5 % slower."""
+    """All one save writes to the index. Never mutated, but not frozen: that would make each small save 5 % slower."""
 
     id: CheckpointId
     job: str
@@ -51,22 +51,22 @@ class NewCheckpoint:
     tags: Mapping[str, str] = field(default_factory=dict)
     is_pinned: bool = False
     metadata_json: str = "{}"
-    has_chunks: bool = False  # the manifest names chunks; gc reads only such manifests
-    new_chunks: Sequence[Chunk] = ()  # durable in their packs already, or inline
+    has_chunks: bool = False  # the manifest references chunks; gc reads only such manifests
+    new_chunks: Sequence[Chunk] = ()  # already durable in their packs, or inline
     reused_chunks: Sequence[bytes] = ()  # digests that must still exist when this commits
     lease_token: int | None = None
     idempotency_key: str | None = None
-    request_digest: bytes = b""  # what an idempotency key must match
+    request_digest: bytes = b""  # must match when the idempotency key is used again
     takes_key_from: CheckpointId | None = None  # the checkpoint that has the key until this is saved
-    seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
+    seq: int | None = None  # given when an index is rebuilt or a history copied; otherwise the job's next number
     status: CheckpointStatus = CheckpointStatus.CREATED
-    key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
+    key_id: str = ""  # the data key this is sealed under; must still be current at the commit
     then: Then | None = None
     provided: Provided | None = None
 
     @classmethod
     def of(cls, source: Checkpoint, manifest: bytes) -> NewCheckpoint:
-        """The record of a checkpoint that exists, but for its number, status, idempotency key and chunks."""
+        """The record of an existing checkpoint, without its number, status, idempotency key and chunks."""
         same = {name: getattr(source, name) for name in _KEPT}
         return cls(
             **same,
@@ -78,7 +78,7 @@ class NewCheckpoint:
         )
 
     def saved(self, seq: int, digest: str) -> Checkpoint:
-        """What this has become; the same as a reader makes of its row, without reading that."""
+        """Return the saved checkpoint, equal to what a reader makes of its row, without reading it."""
         return new_checkpoint(
             self.id, self.job, seq, self.step, self.level, self.parent, to_datetime(self.created_us), self.status,
             self.size_bytes, self.stored_bytes, digest, self.codec, self.schema_version, self.tags, self.is_pinned,
@@ -86,7 +86,7 @@ class NewCheckpoint:
         )  # fmt: skip
 
 
-# What a record of a checkpoint that exists takes over as it is.
+# The fields that the record of an existing checkpoint takes over unchanged.
 _KEPT = set(NewCheckpoint.__slots__) & set(Checkpoint.__slots__) - {"seq", "status", "stored_bytes", "digest"}
 
 
@@ -119,7 +119,7 @@ class CheckpointRow(NamedTuple):
 
 
 def checkpoint_of(job: str, columns: Iterable[Any]) -> Checkpoint:
-    """The checkpoint of a row, or Corrupted when no save can have written it (I2)."""
+    """Return the checkpoint of a row. Raises Corrupted if no save can have written the row (I2)."""
     row, id_, step, level, parent, created_us, status, size, stored, digest, codec, version, tags, pinned, meta = (
         columns
     )
@@ -134,18 +134,21 @@ def checkpoint_of(job: str, columns: Iterable[Any]) -> Checkpoint:
 
 
 def columns_of(new: NewCheckpoint) -> tuple[object, ...]:
-    """The row of a save, behind its number: the columns of a CheckpointRow, `has_chunks` and the manifest."""
+    """The row of a save, after its number: the columns of a CheckpointRow, `has_chunks` and the manifest."""
     return (
         new.id, new.step, str(new.level), new.parent, new.created_us, str(new.status), new.size_bytes,
         new.stored_bytes, new.digest, new.codec, new.schema_version,
-        json.dumps(dict(new.tags), ensure_ascii=False) if new.tags else None,  # what is no Unicode is refused so
+        json.dumps(dict(new.tags), ensure_ascii=False) if new.tags else None,  # refuses text that UTF-8 cannot hold
         new.is_pinned, None if new.metadata_json == "{}" else new.metadata_json, new.has_chunks,
         new.manifest,
     )  # fmt: skip
 
 
 def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manifest: bytes) -> NewCheckpoint:
-    """The save that wrote a row, as far as the row has it; ValueError, KeyError or TypeError when no save can have."""
+    """Return the save that wrote a row, as far as the row tells.
+
+    Raises ValueError, KeyError or TypeError if no save can have written it.
+    """
     values = CheckpointRow._make(columns)._asdict()
     values["seq"] = values.pop("row") & LAST_SEQ
     values["level"], values["status"] = _LEVELS[values["level"]], _STATUSES[values["status"]]
@@ -155,7 +158,7 @@ def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manif
     return NewCheckpoint(**values, job=job, has_chunks=has_chunks, manifest=manifest)
 
 
-# What never changes about a checkpoint and is no secret; the rest of its row is sealed, or proved by what is sealed.
+# The immutable, public fields of a checkpoint. The rest of its row is sealed, or proved by what is sealed.
 _LASTING = tuple(
     name
     for name in CheckpointRow._fields
@@ -165,12 +168,12 @@ _lasting = attrgetter(*_LASTING)
 
 
 def lasting(row: Checkpoint | NewCheckpoint, job: str, created_us: int) -> list[object]:
-    """What the envelope of a row is bound to (I10), the same for saving and reading."""
+    """Return what the envelope of a row is bound to (I10), the same for saving and reading."""
     id_, level, parent, *others = _lasting(row)
     return [id_, job, str(level), parent, created_us, *others]
 
 
-# What a small save without chunks, tags and other deeds needs to be committed by another process.
+# The fields another process needs to commit a small save without chunks, tags, conditions or further changes.
 SMALL = tuple(
     name
     for name in NewCheckpoint.__slots__
@@ -181,20 +184,20 @@ small_values = attrgetter(*SMALL)
 
 
 def small_record(values: Iterable[Any]) -> NewCheckpoint:
-    """The record of which `small_values` were these."""
+    """Return the record that has these `small_values`."""
     named = dict(zip(SMALL, values, strict=True))
     named["level"], named["status"] = _LEVELS[named["level"]], _STATUSES[named["status"]]
     return NewCheckpoint(**named)
 
 
-SavedRow = tuple[NewCheckpoint, bytes]  # a checkpoint as it would be saved again, under its number; digest of its row
+SavedRow = tuple[NewCheckpoint, bytes]  # (record to save it again under its number, digest of its row)
 
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """What is in the index alone, oldest first, up to and including event `up_to`; see `Index.unrecorded`.
+    """What only the index has, oldest first, up to and including event `up_to`; see `Index.unrecorded`.
 
-    `newest` is the event up to which there was something to look at.
+    `newest` is the last event there was to read.
     """
 
     rows: Sequence[SavedRow]

@@ -1,4 +1,4 @@
-"""Which checkpoints of a job somebody asks for: parsed once, and handed down to the index as it is."""
+"""Which checkpoints of a job are requested: parsed once, then passed to the index unchanged."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ def are_texts(values: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The checkpoints of a job for which all of this holds; with `limit`, the newest of them, or the oldest above
-    `after`. Whatever is chosen comes oldest first."""
+    """The checkpoints of a job that meet all these conditions, oldest first.
+
+    `limit` chooses the newest of them, or with `after` the oldest above it.
+    """
 
     level: CheckpointLevel | None = None
-    tags: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for each name the values wanted, at most 500
+    tags: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for each name the accepted values, at most 500
     metadata: Mapping[str, object] = field(default_factory=dict)  # JSON paths ("loss", "model.name") and their values
     limit: int | None = None
     before: int | None = None  # sequence numbers, both exclusive
     after: int | None = None
-    is_intact: bool = False  # not those that were found damaged
-    is_forward: bool = field(init=False, compare=False)  # whether `limit` counts from the oldest on
+    is_intact: bool = False  # without those known to be damaged
+    is_forward: bool = field(init=False, compare=False)  # whether `limit` counts from the oldest
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_forward", self.after is not None or self.limit is None)
         parse_limit(self.limit)
         for place in (self.before, self.after):
             if place is not None and type(place) is not int:
-                raise Validation(f"{place!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
+                raise Validation(
+                    f"{place!r} is not a position in a history", hint="use a checkpoint ID or a sequence number"
+                )
         if not isinstance(self.metadata, Mapping) or not are_texts(self.metadata):
             raise Validation(f"metadata={self.metadata!r}", hint='use paths and values: {"model.name": "small"}')
         for path, value in self.metadata.items():
@@ -47,11 +51,11 @@ class Selection:
                 )
 
     def metadata_paths(self) -> Iterator[tuple[list[str], object]]:
-        """(names on the path, value) of each condition on metadata."""
+        """Yield (names on the path, value) of each condition on metadata."""
         return ((path.split("."), value) for path, value in self.metadata.items())
 
     def matches(self, metadata: Mapping[str, object]) -> bool:
-        """Whether each path leads to a value of the same type, numbers being one type, that is equal."""
+        """Return whether each path leads to an equal value of the same type; all numbers are one type."""
         return all(_is_at(metadata, names, value) for names, value in self.metadata_paths())
 
 
@@ -61,14 +65,14 @@ NEWEST_INTACT = Selection(limit=1, is_intact=True)
 
 
 def wanted_tags(tags: Mapping[str, str] | None) -> Mapping[str, Sequence[str]]:
-    """The tags of a selection that have one value each, as users give them."""
+    """Convert tags as users give them, with one value each, for a Selection."""
     return {name: (value,) for name, value in parse_tags(tags).items()}
 
 
 def pages(
     read: Callable[[str, Selection], Sequence[Checkpoint]], job: str, size: int, wanted: Selection = ALL
 ) -> Iterator[Sequence[Checkpoint]]:
-    """What is wanted, oldest first, `size` at once: what is saved meanwhile comes too."""
+    """Yield pages of at most `size`, oldest first, including what is saved meanwhile."""
     while page := read(job, replace(wanted, after=wanted.after or 0, limit=size)):
         yield page
         wanted = replace(wanted, after=page[-1].seq)

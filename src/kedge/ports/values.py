@@ -1,4 +1,4 @@
-"""What goes through the ports besides records of checkpoints: chunks, changes, and what an index answers."""
+"""What passes through the ports besides records of checkpoints: chunks, changes, and an index's answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedge.version import __version__
 
 Buffer = bytes | bytearray | memoryview
 
-# Names for what Index answers, because inside it `list` is a method.
+# Names for what Index returns, because `list` is a method there.
 Checkpoints = list[Checkpoint]
 CheckpointIds = list[CheckpointId]
 Jobs = list[Job]
@@ -21,15 +21,15 @@ Problems = list[str]
 Outcomes = list[Checkpoint | BaseException]
 Digests = list[bytes]
 References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
-Stored = tuple[Checkpoint, bytes]  # with its manifest; over HTTP, with nothing until its state is asked for
+Stored = tuple[Checkpoint, bytes]  # with its manifest; over HTTP, with b"" until its state is requested
 
 FORMAT_VERSION = 1  # of every store, plain or encrypted (I8)
 
 
 class Encoding(IntFlag, boundary=KEEP):
-    """What was done to plain bytes before they were stored, a bit for each: first DELTA, then ZSTD, then SEALED.
+    """What was done to plain bytes before they were stored, one bit each: first DELTA, then ZSTD, then SEALED.
 
-    A chunk's name stays that of its plain bytes. A reader that cannot undo a bit refuses (`unsupported`).
+    A chunk is always named by its plain bytes. A reader that cannot undo a bit refuses (`unsupported`).
     """
 
     RAW = 0
@@ -50,7 +50,7 @@ READABLE = 3  # the bits of Encoding that this Kedge can undo
 
 
 def unsupported(subject: str, written_by: str) -> UnsupportedFormat:
-    """For what a newer Kedge has written and this one does not know."""
+    """The error for a form that a newer Kedge wrote and this one does not know."""
     return UnsupportedFormat(
         f"{subject} is of a form that Kedge {__version__} does not know; Kedge {written_by or '(unknown)'} wrote it",
         hint="upgrade Kedge: install it from a newer clone (pip install .)",
@@ -58,7 +58,7 @@ def unsupported(subject: str, written_by: str) -> UnsupportedFormat:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a version of Kedge is older than another; what is no version is older than all."""
+    """Return whether a Kedge version is older than another. An invalid version is older than all."""
     return _numbers(version) < _numbers(than)
 
 
@@ -68,37 +68,37 @@ def _numbers(version: str) -> list[int]:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Chunk:
-    """Where the bytes of one chunk are: in the index row itself (`data`), else at `offset` in `pack`.
+    """Where the bytes of one chunk are: in the index row itself (`data`), or at `offset` in `pack`.
 
-    One that is a row has a pack too once it was copied there for rebuilding an index. Nobody changes it; freezing it
-    would make the first read of a long thread, which has thousands, a tenth slower.
+    An inline chunk gets a pack, too, once it is copied there for rebuilding an index. Never mutated, but not frozen:
+    that would make the first read of a long thread, which has thousands of chunks, a tenth slower.
     """
 
-    digest: bytes  # BLAKE3 of the plain bytes: 32 bytes; where they are encrypted, a name only the key gives (I10)
+    digest: bytes  # BLAKE3 of the plain bytes, 32 bytes; in an encrypted store a name that only the key gives (I10)
     size_bytes: int  # plain
     stored_bytes: int
     encoding: Encoding
-    pack: str = ""  # "" when it is in the index alone
+    pack: str = ""  # "" if only the index has it
     offset: int = 0
     data: bytes | None = None  # the stored bytes when inline
-    is_damaged: bool = False  # found so by verify: not to be reused; a new copy takes its place
-    base: bytes | None = None  # the chunk that a DELTA is a difference from, which must stay as long as this one
+    is_damaged: bool = False  # set by verify: not to be reused; a new copy replaces it
+    base: bytes | None = None  # the chunk a DELTA is a difference from, which must stay as long as this one
 
 
 @dataclass(frozen=True, slots=True)
 class Then:
-    """What a save does besides, in its transaction: all of it is durable, or nothing.
+    """Further changes of a save, in its transaction: all of it is durable, or nothing.
 
-    Over HTTP it is done behind the save, if it can be: it may be nothing without which the save means something else.
+    Over HTTP they follow after the save, if they succeed. So the save must be meaningful without them.
     """
 
-    delete: Sequence[CheckpointId] = ()  # also pinned ones; those that are gone are ignored
-    releases_lease: bool = False  # the one it is saved under
+    delete: Sequence[CheckpointId] = ()  # pinned ones, too; missing ones are ignored
+    releases_lease: bool = False  # the one this is saved under
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Tags that a checkpoint gets, if it has those in `seen` until then."""
+    """Tags to set on a checkpoint if its tags are still those in `seen`."""
 
     checkpoint_id: CheckpointId
     seen: Mapping[str, str]
@@ -107,38 +107,38 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """What must be so for a save to be made, looked at in its transaction: else Unmet, and nothing was changed."""
+    """The conditions of a save, checked in its transaction. If one fails: Unmet, and nothing was changed."""
 
-    absent_jobs: Sequence[str] = ()  # there is no such job
+    absent_jobs: Sequence[str] = ()  # these jobs do not exist
     absent_tag: tuple[str, str] | None = None  # no checkpoint of its job has this tag
-    takes: Lease | None = None  # its job does not exist either: this, its first lease, is taken with the save (I5)
-    marks: Mark | None = None  # done with the save
+    takes: Lease | None = None  # this job does not exist either; its first lease is taken with the save (I5)
+    marks: Mark | None = None  # applied with the save
 
 
 @dataclass(frozen=True, slots=True)
 class NewEnvelope:
-    """The metadata of an encrypted row, sealed anew because tags it proves have changed (I10)."""
+    """The metadata of an encrypted row, sealed again because tags it proves have changed (I10)."""
 
     metadata_json: str
-    replacing: str  # the one that was looked at, which must still be there
-    key_id: str  # the data key it is sealed under, which must be the current one
+    replacing: str  # the previous envelope, which must still be there
+    key_id: str  # the data key it is sealed under, which must be current
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A change of what may change after a save; what is None stays as it is."""
+    """A change of mutable fields; None leaves a field unchanged."""
 
     is_pinned: bool | None = None
-    tags: Mapping[str, str | None] | None = None  # merged with those there are; a value of None removes a tag
+    tags: Mapping[str, str | None] | None = None  # merged with the existing ones; the value None removes a tag
     status: CheckpointStatus | None = None
-    envelope: NewEnvelope | None = None  # made by an encrypted index, which goes with tags
+    envelope: NewEnvelope | None = None  # added by an encrypted index, together with tags
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A checkpoint as a check has read it, with what it found wrong there: `Index.mark` compares both.
+    """A checkpoint as a check read it, and what it found wrong. `Index.mark` compares both.
 
-    `chunks`: rows whose bytes do not verify or are gone. `missing`: names for which there was no row.
+    `chunks`: rows whose bytes are gone or do not verify. `missing`: names that had no row.
     """
 
     checkpoint: Checkpoint
@@ -148,7 +148,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class RecordPlace:
-    """The pack that tells of a checkpoint, as it was when its row had this digest."""
+    """The pack that holds a checkpoint's record, made when its row had this digest."""
 
     checkpoint_id: CheckpointId
     digest: bytes
@@ -156,14 +156,14 @@ class RecordPlace:
     stored_bytes: int
 
 
-KEYS = ""  # where a lease is for a job: the right to change the keys of the namespace. No job is called so
+KEYS = ""  # a lease on this "job" is the right to change the namespace's keys; no job has this name
 
-ENVELOPE = 0xE1  # the first byte of whatever is sealed (I10): no manifest begins so
-UNREADABLE = b"\0"  # what `Index.manifests` gives for a manifest that does not decrypt (I10): no manifest begins so
+ENVELOPE = 0xE1  # the first byte of all sealed data (I10), and of no manifest
+UNREADABLE = b"\0"  # what `Index.manifests` yields for a manifest that cannot be decrypted (I10); no manifest begins so
 
 
 class ChunksGone(Exception):
-    """Raised by `Index.commit`: gc removed chunks the save wanted to reuse. The store writes them and commits again."""
+    """Raised by `Index.commit`: gc removed chunks that the save reuses. The store writes them and commits again."""
 
     def __init__(self, digests: Sequence[bytes]) -> None:
         super().__init__(f"{len(digests)} chunks are gone")
@@ -175,20 +175,20 @@ class KeysChanged(Exception):
 
 
 class RowChanged(Exception):
-    """Raised by `Index.update` and `reseal`: the row has another envelope than the one that was looked at."""
+    """Raised by `Index.update` and `reseal`: the row's envelope is not the one that was read."""
 
 
 class Unmet(Exception):
-    """Raised by `Index.commit`: what a save was `Provided` with is not so."""
+    """Raised by `Index.commit`: a condition in `Provided` is not met."""
 
 
 class IdTaken(Exception):
-    """Raised by `Index.commit`: the ID exists. The store draws another one."""
+    """Raised by `Index.commit`: the ID exists. The store generates another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackUse:
-    """How much of a pack the index still names."""
+    """How much of a pack the index still references."""
 
     pack: str
     live_chunks: int
