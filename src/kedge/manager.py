@@ -35,7 +35,7 @@ from .ports import Events, Update
 from .store import Save, Store, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.methods import Session
-from .store.request import Request, parse_request, request_again
+from .store.request import Request, parse_lease, parse_request, request_again
 from .store.rope import PartedTree
 from .store.transfer import Received
 from .urls import FORMS, Lock, default_url, find_lock, needing, open_store, without_secrets
@@ -275,11 +275,11 @@ class CheckpointManager(CaringManager):
 
     def renew_lease(self, lease: Lease) -> None:
         """Renew a lease for its full duration. Raises LeaseLost if it was released or taken over."""
-        self.catalogue.renew_lease(lease)
+        self.catalogue.renew_lease(parse_lease(lease))
 
     def break_lease(self, lease: Lease) -> None:
         """End a lease early, if you know that its holder is gone. A newer lease is not affected (I5)."""
-        self.catalogue.release_lease(lease)
+        self.catalogue.release_lease(parse_lease(lease))
 
     def events(
         self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0

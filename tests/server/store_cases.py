@@ -295,6 +295,14 @@ def leases(store: kedge.CheckpointManager, _: Path) -> Any:
     taken = store.take_lease("j", "me", 30.0)
     store.renew_lease(taken)
     stale = attempt(lambda: store.save("j", "s", 2, lease=lease))
+    others = store.take_lease("others", "somebody", 30.0)  # the first of its job, as `first` is
+    first = store.take_lease("mine", "me", 30.0)
+    foreign = [
+        attempt(lambda: store.save("others", "s", 2, lease=first)),
+        attempt(lambda: store.resume_from(held, "others", lease=first)),
+    ]
+    assert others.token == first.token
+    assert [error[0] for error in foreign] == ["Validation"] * 2, foreign
     store.break_lease(taken)
     lost = attempt(lambda: store.renew_lease(taken))
     free = store.take_lease("j", "you", 30.0)

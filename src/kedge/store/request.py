@@ -54,6 +54,11 @@ class Request:
     then: Then | None = None  # what the save does besides; not over HTTP
     provided: Provided | None = None  # what must be so; over HTTP, nothing is
 
+    @property
+    def lease_token(self) -> int | None:
+        """The token of the lease. Tokens count the leases of one job: that of another job could pass for it (I5)."""
+        return None if self.lease is None else parse_lease(self.lease, self.job).token
+
     def record(
         self, checkpoint_id: CheckpointId, created_us: int, size_bytes: int, packed: bytes, *, content: bytes
     ) -> NewCheckpoint:
@@ -78,7 +83,7 @@ class Request:
             tags=self.tags or {},
             is_pinned=self.is_pinned,
             metadata_json=self.metadata_json,
-            lease_token=self.lease.token if self.lease else None,
+            lease_token=self.lease_token,
             idempotency_key=key,
             takes_key_from=self.takes_key_from,
             then=self.then,
@@ -96,7 +101,7 @@ class Request:
             "metadata": json.loads(self.metadata_json),
             "pin": self.is_pinned,
             "schema_version": self.schema_version,
-            "lease": self.lease.token if self.lease else None,
+            "lease": self.lease_token,
             "idempotency_key": self.idempotency_key,
             "takes_key_from": self.takes_key_from,
             "id": self.checkpoint_id,
@@ -153,10 +158,8 @@ def parse_request(
     schema_version: str = "1.0",
 ) -> Request:
     """What the user asked for, every part parsed; raises before anything is touched."""
-    if lease is not None and not isinstance(lease, Lease):
-        raise Validation(f"lease={lease!r}", hint="give what `with manager.lease(job) as lease` gives")
-    if lease is not None and lease.job != job_id:
-        raise Validation(f"the lease is for job {lease.job}, not {job_id}", hint="take a lease of the job you write")
+    if lease is not None:
+        parse_lease(lease, job_id)  # `Request` does so too, but only once the state is encoded
     if idempotency_key is not None and not _is_short_text(idempotency_key, 256):
         raise Validation("an idempotency key has 1 to 256 characters", hint="use a short stable string, such as a UUID")
     if not _is_short_text(schema_version, 64):
@@ -175,6 +178,15 @@ def parse_request(
         lease=lease,
         idempotency_key=idempotency_key,
     )
+
+
+def parse_lease(lease: Lease, job: str | None = None) -> Lease:
+    """Return `lease` if it is one, and is for `job`."""
+    if not isinstance(lease, Lease):
+        raise Validation(f"lease={lease!r}", hint="give what `with manager.lease(job) as lease` gives")
+    if job is not None and lease.job != job:
+        raise Validation(f"the lease is for job {lease.job}, not {job}", hint="take a lease of the job you write")
+    return lease
 
 
 def _is_short_text(value: object, most: int) -> bool:
