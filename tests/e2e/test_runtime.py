@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 import time
@@ -290,6 +291,55 @@ def test_a_root_that_is_shared_below_a_private_one(engine: Engine) -> None:
         engine.call("kill", name, "15")
         engine.call("delete", name)
         reached = engine.lab.count(name)
+
+
+@criu
+@pytest.mark.parametrize("upper", ["{0}/one/upper", "one/upper"])
+def test_a_root_of_many_layers(engine: Engine, upper: str) -> None:
+    """Engines mount it by relative paths, because the absolute ones are too long for mount(2): containerd those of the
+    layers, Docker and podman all of them."""
+    bundle, root = engine.bundle("one", *KEPT, "KEDGE_POLICY=fail"), engine.lab.root
+    layers = [Path("one/lower"), *(Path(f"layers/{number}") for number in range(70))]
+    for layer in layers[1:]:
+        (root / layer).mkdir(parents=True)
+    upper = upper.format(root)
+    options = f"lowerdir={':'.join(map(str, layers))},upperdir={upper},workdir={upper.replace('upper', 'work')}"
+    engine.lab.run("umount", bundle / "rootfs")
+    engine.lab.run("sh", "-c", 'cd "$1" && shift && exec mount "$@"', "sh", root,
+                   "-t", "overlay", "overlay", "-o", options, bundle / "rootfs")  # fmt: skip
+    reached = 5
+    for _ in range(2):
+        engine.start("one")
+        reached = engine.lab.wait_beyond("one", reached)
+        engine.call("kill", "one", "15")
+        engine.call("delete", "one")
+        reached = engine.lab.count("one")
+    engine.die_at("exchanged")
+    assert engine.create("one", check=False) == -signal.SIGKILL
+    engine.die_at("")
+    engine.start("one")
+    engine.lab.wait_beyond("one", reached)
+
+
+@criu
+def test_a_root_that_cannot_be_mounted_again(engine: Engine) -> None:
+    """No container starts on an empty directory, whatever its policy says; the next create puts the root right."""
+    engine.bundle("one", *KEPT)
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    reached, usual = engine.lab.count("one"), engine.environment["PATH"]
+    tool = engine.lab.root / "bin/mount"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\n[ "$2" = overlay ] || PATH={shlex.quote(usual)} exec mount "$@"\nexit 32\n')
+    tool.chmod(0o755)
+    engine.environment["PATH"] = f"{tool.parent}:{usual}"
+    assert engine.create("one", check=False) == 1
+    assert "failed" in engine.logged()
+    engine.environment["PATH"] = usual
+    engine.start("one")
+    engine.lab.wait_beyond("one", reached)
 
 
 @criu

@@ -11,21 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.blobs import libc
-from kedge.errors import Conflict, Validation, storage_error, storage_errors
+from kedge.errors import CheckpointError, Conflict, Validation, storage_error, storage_errors
 from kedge.files import Tree
 
 from .attempts import NotUndone, undoing
 from .programs import find_program, run
 
+_NOTED = ("kind", "point", "changes", "mount_options", "base")  # for `put_back`
+
 
 @dataclass(frozen=True, slots=True)
 class Rootfs:
-    """`kind` overlay: what the container changed is in `changes`, the upper directory; directory: it is all of it."""
+    """`kind` overlay: what the container changed is in `changes`, the upper directory; directory: it is all of it.
+
+    `base`: where relative paths in the mount options begin. Engines use them for roots of many layers, whose absolute
+    paths are more than mount(2) takes.
+    """
 
     kind: str
     point: Path
     changes: Path
     mount_options: str = ""
+    base: Path = Path("/")
 
 
 def find_rootfs(bundle: Path, spec_root: str) -> Rootfs:
@@ -36,16 +43,44 @@ def find_rootfs(bundle: Path, spec_root: str) -> Rootfs:
     options = _overlay_options(point)
     if options is None:
         return Rootfs("directory", point, point)
-    upper = re.search(r"(?:^|,)upperdir=((?:[^,\\]|\\.)*)", options)
+    upper = _option(options, "upperdir")
     if upper is None:
         return Rootfs("none", point, point)  # an overlay without upper directory cannot be written
-    changes = Path(re.sub(r"\\(.)", r"\1", upper[1]))
-    if not changes.is_absolute() or not changes.is_dir():
+    base = _base_of(point, options)
+    changes = base / _unescaped(upper)
+    if not changes.is_dir():
         raise Validation(
             f"the upper directory of {point} cannot be found: {changes}",
             hint="run kedge where the overlay was mounted: in the same mount namespace",
         )
-    return Rootfs("overlay", point, changes, options)
+    return Rootfs("overlay", point, changes, options, base)
+
+
+def _base_of(point: Path, options: str) -> Path:
+    """The directory where relative paths begin: the nearest above the root or a layer that has all of them."""
+    values = (_option(options, name) or "" for name in ("lowerdir", "upperdir", "workdir"))
+    layers = [Path(_unescaped(layer)) for value in values for layer in re.split(r"(?<!\\):", value) if layer]
+    relative = [layer for layer in layers if not layer.is_absolute()]
+    if not relative:
+        return Path("/")
+    for place in (point, *(layer for layer in layers if layer.is_absolute())):
+        for base in place.parents:
+            if all((base / layer).is_dir() for layer in relative):
+                return base
+    raise Validation(
+        f"a layer of {point} cannot be found: {relative[0]}",
+        hint="run kedge where the overlay was mounted: in the same mount namespace",
+    )
+
+
+def _option(options: str, name: str) -> str | None:
+    """The value of a mount option, escaped as it is there."""
+    match = re.search(rf"(?:^|,){name}=((?:[^,\\]|\\.)*)", options)
+    return match and match[1]
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)
 
 
 def _overlay_options(point: Path) -> str | None:
@@ -96,7 +131,7 @@ def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], Non
     happens, what `put_back` needs should this program be killed.
     """
     new = rootfs.changes.parent / f".kedge-{os.urandom(6).hex()}"
-    facts = {name: str(getattr(rootfs, name)) for name in ("kind", "point", "changes", "mount_options")}
+    facts = {name: str(getattr(rootfs, name)) for name in _NOTED}
     facts |= {"new": str(new), "inode": str(rootfs.changes.stat().st_ino)}
     is_exchanged = False
 
@@ -142,8 +177,8 @@ def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], Non
 def put_back(noted: Mapping[str, object], *, is_restored: bool) -> None:
     """After a kill within `replaced`: the files are those from before it, unless the restore had been done."""
     new = Path(str(noted["new"]))
-    kind, point, changes, options = (str(noted[name]) for name in ("kind", "point", "changes", "mount_options"))
-    rootfs = Rootfs(kind, Path(point), Path(changes), options)
+    kind, point, changes, options, base = (str(noted[name]) for name in _NOTED)
+    rootfs = Rootfs(kind, Path(point), Path(changes), options, Path(base))
     if not rootfs.changes.is_dir() or not rootfs.point.is_dir():
         return  # the engine has removed all of it
     is_mounted = kind != "overlay" or _overlay_options(rootfs.point) is not None
@@ -172,21 +207,22 @@ def _mounted_after(rootfs: Rootfs) -> Iterator[None]:
     try:
         yield
     finally:
-        _empty_workdir(rootfs.mount_options)
-        _mount_tool("mount", "-t", "overlay", "overlay", "-o", rootfs.mount_options, str(rootfs.point))
+        _empty_workdir(rootfs)
+        command = ("mount", "-t", "overlay", "overlay", "-o", rootfs.mount_options, str(rootfs.point))
+        _mount_tool(*command, cwd=rootfs.base, failure=NotUndone)  # nothing may start on a root that is not mounted
 
 
-def _empty_workdir(options: str) -> None:
+def _empty_workdir(rootfs: Rootfs) -> None:
     """What the old upper directory left in the work directory says nothing about the new one."""
-    work = re.search(r"(?:^|,)workdir=((?:[^,\\]|\\.)*)", options)
+    work = _option(rootfs.mount_options, "workdir")
     if work is not None:
-        shutil.rmtree(Path(re.sub(r"\\(.)", r"\1", work[1])) / "work", ignore_errors=True)
+        shutil.rmtree(rootfs.base / _unescaped(work) / "work", ignore_errors=True)
 
 
-def _mount_tool(*command: str) -> None:
-    done = run([find_program(command[0]), *command[1:]], timeout_s=None)
+def _mount_tool(*command: str, cwd: Path | None = None, failure: type[CheckpointError] = Conflict) -> None:
+    done = run([find_program(command[0]), *command[1:]], timeout_s=None, cwd=cwd)
     if done.returncode:
-        raise Conflict(
+        raise failure(
             f"{command[0]} of {command[-1]} failed: {done.stderr.strip()[-300:]}",
             hint="nothing else may use the container's files while it is restored. Where / is private (findmnt -o "
             "PROPAGATION /), other mount namespaces keep what is unmounted: mount --make-rshared /, restart the engine",
