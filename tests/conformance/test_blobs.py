@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kedge.blobs.faulty import Plan, inject
 from kedge.blobs.memory import MemoryBlobs
 from kedge.blobs.packs import PackBlobs
 from kedge.blobs.retries import RetryingBlobs
 from kedge.ports import Blobs
 from kedge.testing.blobs_suite import BlobsSuite
+from kedge.testing.faults import Plan, inject
 from tests.parts import lack
 
 if TYPE_CHECKING:

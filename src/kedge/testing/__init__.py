@@ -8,6 +8,6 @@ A suite is a class to derive from. It needs pytest, and one method that opens th
         def open_blobs(self, where):
             return MyBlobs(where)
 
-`index_suite.IndexSuite` is the one for an index, in four modules. Faults to put between a store and
-its ports are in `kedge.blobs.faulty`.
+`index_suite.IndexSuite` is the one for an index, in four modules. `faults` injects failures between a store and its
+ports.
 """

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from kedge.blobs.backoff import Backoff
-from kedge.blobs.faulty import Fault, Plan, inject
 from kedge.blobs.memory import MemoryBlobs
 from kedge.blobs.retries import RetryingBlobs
 from kedge.errors import Corrupted, NotFound, StorageError, Unavailable
+from kedge.testing.faults import Fault, Plan, inject
 
 AT_ONCE = Backoff(attempts=4, first_s=0.0)
 BUSY = Unavailable("busy")

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from kedge.blobs.faulty import Fault, Plan, inject
 from kedge.blobs.memory import MemoryBlobs
 from kedge.errors import StorageError
 from kedge.testing.blobs_suite import pattern, put, read
+from kedge.testing.faults import Fault, Plan, inject
 
 
 def test_a_call_fails_before_its_effect() -> None:
@@ -61,7 +61,7 @@ def test_a_call_is_delayed() -> None:
 
 def test_the_process_dies() -> None:
     code = """
-from kedge.blobs.faulty import Fault, Plan, inject
+from kedge.testing.faults import Fault, Plan, inject
 from kedge.blobs.memory import MemoryBlobs
 writer = inject(MemoryBlobs(), Plan(Fault("commit", kill=True, after=True))).writer(0)
 writer.append(b"x")
