@@ -7,9 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kedge.errors import UnsupportedType
-
-from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add
+from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add, unsupported
 from .summaries import shape_of, table_parts
 
 
@@ -46,7 +44,7 @@ def _types(kinds: Any) -> Iterator[object]:
 
 
 def _refuse(what: str, hint: str) -> Problem:
-    return Problem(f"{{path}} is a pyarrow table with {what}", hint, UnsupportedType)
+    return unsupported(f"is a pyarrow table with {what}", hint)
 
 
 def _load(payload: bytes, ctx: DecodeContext) -> Any:

@@ -285,12 +285,6 @@ def name_of(tag: int) -> str:
     return kind.name if kind is not None else f"value of Ext {tag}"
 
 
-def _open_deep(payload: Any, unpacker: Unpacker) -> Raw:
-    from .deep import open_deep
-
-    return open_deep(payload, unpacker)
-
-
 def load(
     tree: Buffer,
     fetch: Fetch | None,
@@ -308,7 +302,9 @@ def load(
             return raw
         unpacker = make(fetch, device)
         if type(raw) is tuple and raw[0] == Tag.DEEP:
-            raw = _open_deep(raw[1], unpacker)
+            from .deep import open_deep
+
+            raw = open_deep(raw[1], unpacker)
         return unpacker.lift(raw, 0) if walk is None else walk(raw, unpacker)
     except Problem as problem:
         raise problem.typed() from problem.__cause__

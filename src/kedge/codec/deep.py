@@ -36,6 +36,7 @@ from .kinds import (
     add,
     kind_of,
     leaf_outlines,
+    unsupported,
 )
 from .shared_memory import Shares
 
@@ -50,8 +51,8 @@ class DeepPacker(Packer):
     levels = _LEVELS
     __slots__ = ("_above", "_path", "_pending")
 
-    def __init__(self, out_of_band_bytes: int, *, is_by_name: bool, shares: Shares | None = None) -> None:
-        super().__init__(out_of_band_bytes, is_careful=True, is_by_name=is_by_name, shares=shares)
+    def __init__(self, out_of_band_bytes: int, is_by_name: bool, shares: Shares) -> None:
+        super().__init__(out_of_band_bytes, True, is_by_name, shares)
         self._path: set[int] = set()  # IDs of what the value under way is inside of, in parts above too
         self._above = 0  # parts above this one
         self._pending: list[tuple[Any, frozenset[int], int]] = []  # (value, path, parts above), the number is the place
@@ -76,7 +77,7 @@ class DeepPacker(Packer):
             return super().lower(value, depth)
         identity = id(value)
         if identity in self._path:
-            raise Problem("{path} contains itself", "remove the cycle before saving", UnsupportedType)
+            raise unsupported("contains itself", "remove the cycle before saving")
         self._path.add(identity)
         try:
             if depth >= self._limit and (_is_container(value) or depth >= _LEVELS + LEAF_DEPTH):
@@ -101,16 +102,6 @@ def _size_of(source: Source) -> int:
     if isinstance(source, memoryview):
         return source.nbytes
     return source.size_bytes if isinstance(source, DeviceMemory) else -1
-
-
-def pack_deep(state: object, out_of_band_bytes: int, *, is_by_name: bool) -> tuple[bytes, list[Source]]:
-    """The tree and buffers of a state of more than PART_DEPTH levels."""
-    packer = DeepPacker(out_of_band_bytes, is_by_name=is_by_name)
-    tree = packer.pack_state(state)
-    if (shares := packer.shares.found()) is not None:
-        packer = DeepPacker(out_of_band_bytes, is_by_name=is_by_name, shares=shares)
-        tree = packer.pack_state(state)
-    return tree, packer.buffers
 
 
 class _Part:

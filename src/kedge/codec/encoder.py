@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ormsgpack
@@ -30,6 +31,7 @@ from .kinds import (
     TooDeep,
     by_class,
     kind_of,
+    unsupported,
 )
 from .refusals import refusal
 from .registry import kind_by_name
@@ -71,11 +73,9 @@ class Packer:
     levels = PART_DEPTH  # that are packed by recursion
     __slots__ = ("_depth", "_is_by_name", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes", "shares")
 
-    def __init__(
-        self, out_of_band_bytes: int, *, is_careful: bool, is_by_name: bool = False, shares: Shares | None = None
-    ) -> None:
+    def __init__(self, out_of_band_bytes: int, is_careful: bool, is_by_name: bool, shares: Shares) -> None:
         self.buffers: list[Source] = []
-        self.shares = shares or Shares()
+        self.shares = shares
         self.out_of_band_bytes = out_of_band_bytes
         self._is_careful = is_careful
         self._is_by_name = is_by_name
@@ -208,11 +208,8 @@ class Packer:
                 problem.under(f"[key {_short(repr(key))}]", container)
                 raise
             if not is_attributes and _is_nan(key):
-                raise Problem(
-                    "{path} is a NaN key, which no lookup could ever find again",
-                    "replace NaN in keys before saving",
-                    UnsupportedType,
-                ).under(key_segment(key), container)
+                refused = unsupported("is a NaN key, which no lookup could find", "replace NaN in keys before saving")
+                raise refused.under(key_segment(key), container)
             try:
                 flat.append(self.lower(child, depth + 1))
             except Problem as problem:
@@ -238,7 +235,7 @@ def _encode_leaf(leaf: Leaf, value: object, packer: Packer) -> bytes:
     except (NeedsCare, CheckpointError):
         raise
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
-        raise Problem(f"{{path}} is a {leaf.name} that cannot be saved: {error}", error=UnsupportedType) from error
+        raise unsupported(f"is a {leaf.name} that cannot be saved: {error}", "") from error
 
 
 def _lower_scalar(value: int | str) -> object:
@@ -279,19 +276,14 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool, is_by_name: bool) -> Encoded:
-    packer = Packer(out_of_band_bytes, is_careful=is_careful, is_by_name=is_by_name)
+def _pack(state: object, make_packer: Callable[[Shares], Packer]) -> Encoded:
+    """Pack a state, and again if values of it turn out to share memory."""
+    packer = make_packer(Shares())
     tree = packer.pack_state(state)
     if (shares := packer.shares.found()) is not None:
-        packer = Packer(out_of_band_bytes, is_careful=is_careful, is_by_name=is_by_name, shares=shares)
+        packer = make_packer(shares)
         tree = packer.pack_state(state)
     return Encoded(tree, packer.buffers)
-
-
-def _pack_deep(state: object, out_of_band_bytes: int, is_by_name: bool) -> tuple[bytes, list[Source]]:
-    from .deep import pack_deep
-
-    return pack_deep(state, out_of_band_bytes, is_by_name=is_by_name)
 
 
 def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int, bytes_below: int = 0) -> bool:
@@ -336,13 +328,15 @@ def encode(state: object, *, out_of_band_bytes: int = 4096, by_name: bool = Fals
             pass
         try:
             try:
-                return _pack(state, out_of_band_bytes, is_careful=False, is_by_name=by_name)
+                return _pack(state, partial(Packer, out_of_band_bytes, False, by_name))
             except NeedsCare:
-                return _pack(state, out_of_band_bytes, is_careful=True, is_by_name=by_name)
+                return _pack(state, partial(Packer, out_of_band_bytes, True, by_name))
         except TooDeep as problem:
             if problem.is_cycle:
                 raise
-        return Encoded(*_pack_deep(state, out_of_band_bytes, by_name))
+        from .deep import DeepPacker
+
+        return _pack(state, partial(DeepPacker, out_of_band_bytes, by_name))
     except Problem as problem:
         raise problem.typed() from problem.__cause__
     except RecursionError as error:

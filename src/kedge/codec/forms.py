@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, Flag
 from typing import Any
 
-from kedge.errors import UnsupportedType, Validation
+from kedge.errors import Validation
 
-from .kinds import Problem
+from .kinds import Problem, unsupported
 from .refusals import has_fields, is_attrs, is_namedtuple, is_older_pydantic, is_pydantic, is_struct, qualified
 
 Fields = dict[str, Any]
@@ -101,15 +101,14 @@ def _extras(value: object, fields: Iterable[str]) -> list[str]:
 
 def _take(value: object, names: Sequence[str]) -> Fields:
     if extras := _extras(value, names):
-        raise Problem(
-            f"{{path}} is a {qualified(type(value))} with the attribute {extras[0]!r}, which is not a field",
+        raise unsupported(
+            f"is a {qualified(type(value))} with the attribute {extras[0]!r}, which is not a field",
             "declare it as a field, or register the class with encode= and decode=",
-            UnsupportedType,
         )
     try:
         return {name: getattr(value, name) for name in names}
     except AttributeError as error:
-        raise Problem(f"{{path}} has a field without a value: {error}", "set it", UnsupportedType) from error
+        raise unsupported(f"has a field without a value: {error}", "set it") from error
 
 
 def _check_declared(cls: type, names: set[str]) -> None:

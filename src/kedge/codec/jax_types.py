@@ -12,9 +12,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kedge.errors import UnsupportedType
-
-from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add
+from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add, unsupported
 from .summaries import JAX_DTYPES, jax_parts
 
 _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
@@ -45,11 +43,7 @@ def _load_array(payload: bytes, ctx: DecodeContext) -> Any:
     # A copy: jax may take host memory as its own, and never writes to it, but others might.
     host = np.frombuffer(bytes(memory), np.uint8).view(dtype).reshape(shape)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise Problem(
-            f"{{path}} is a jax array of {name}, which is off here",
-            'jax.config.update("jax_enable_x64", True)',
-            UnsupportedType,
-        )
+        raise _refuse(f"jax array of {name}, which is off here", 'jax.config.update("jax_enable_x64", True)')
     array = jnp.asarray(host)
     if kind:
         if kind not in _KEYS:
@@ -59,7 +53,7 @@ def _load_array(payload: bytes, ctx: DecodeContext) -> Any:
 
 
 def _refuse(what: str, hint: str) -> Problem:
-    return Problem(f"{{path}} is a {what}", hint, UnsupportedType)
+    return unsupported(f"is a {what}", hint)
 
 
 _ARRAY = Leaf(Tag.JAX, "jax array", _save_array, _load_array)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,11 +35,10 @@ from kedge import codec
 from kedge.errors import Validation
 
 from . import PART_DEPTH, BufferSummary, TypeSummary
+from .summaries import numbers_of
 
 MAX_DIGITS = 4_300
 LONG_INT_BITS = 14_000  # Python writes no more than 4,300 digits, and JSON readers far fewer
-_NUMBERS = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
-_NUMBERS |= {"f2": "e", "f4": "f", "f8": "d", "q": "q", "Q": "Q"}
 
 
 BufferFields: TypeAlias = Callable[[BufferSummary], Mapping[str, object]]
@@ -169,10 +167,8 @@ class _View:
             entries = {"entries": value.shape[0], "size_bytes": value.size_bytes}
             return {"$type": value.kind, **entries, **self.fields_of(value)}
         view: dict[str, object] = {"$type": value.kind, "dtype": self.text(value.dtype), "shape": list(value.shape)}
-        code = _NUMBERS.get(value.dtype[1:])
-        if value.kind == "numpy scalar" and code and len(value.data) == struct.calcsize(code):
-            order = ">" if value.dtype[0] == ">" else "<"
-            return {**view, "value": self.show(struct.unpack(order + code, value.data)[0])}
+        if value.kind == "numpy scalar" and (numbers := numbers_of(value, 1)):
+            return {**view, "value": self.show(numbers[0])}
         view["size_bytes"] = value.size_bytes
         if value.order != "C":
             view["order"] = value.order

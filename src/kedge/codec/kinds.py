@@ -152,6 +152,11 @@ class Problem(Exception):
         return self.error(message, hint=self.hint)
 
 
+def unsupported(what: str, hint: str) -> Problem:
+    """The problem of a value that cannot be saved, or not restored exactly; `what` follows its path."""
+    return Problem(f"{{path}} {what}", hint, UnsupportedType)
+
+
 def key_name(key: object) -> str:
     """How a path names a key. Python itself writes no integer of more than 4,300 digits."""
     try:
@@ -200,7 +205,7 @@ class EncodeContext(Protocol):
     shares: Shares
 
     def add_buffer(self, source: Source) -> int:
-        """Keep `source` out of the tree; answers its ordinal."""
+        """Keep `source` out of the tree; return its ordinal."""
         ...
 
     def place_bytes(self, view: memoryview) -> int | bytes:
@@ -374,9 +379,6 @@ def kind_for(tag: int) -> Kind:
     try:
         _bring_in(_HOMES.get(package, ".files"))
     except ImportError as error:
-        raise Problem(
-            f"{{path}} was saved from {package}, which cannot be imported here ({error})",
-            f"pip install {package}, or look at it with kedge show",
-            UnsupportedType,
-        ) from error
+        hint = f"pip install {package}, or look at it with kedge show"
+        raise unsupported(f"was saved from {package}, which cannot be imported here ({error})", hint) from error
     return by_tag[tag]

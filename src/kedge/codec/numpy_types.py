@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from kedge.errors import UnsupportedType, Validation
+from kedge.errors import Validation
 
-from .kinds import Choice, DecodeContext, EncodeContext, Leaf, Problem, Shape, Structure, Tag, add, by_class
+from .kinds import (
+    Choice,
+    DecodeContext,
+    EncodeContext,
+    Leaf,
+    Problem,
+    Shape,
+    Structure,
+    Tag,
+    add,
+    by_class,
+    unsupported,
+)
 from .summaries import array_parts, dtype_size, shape_of
 
 Array = np.ndarray[Any, Any]
@@ -101,11 +113,8 @@ def _is_same(a: DType, b: DType) -> bool:
 
 def _no_dtype(dtype: DType) -> Problem:
     why = "metadata" if dtype.metadata is not None else f"the class {type(dtype).__name__}"
-    return Problem(
-        f"{{path}} has the dtype {dtype!r} with {why}, which could not be restored exactly",
-        "convert it with .astype(…) to a dtype of numpy's own",
-        UnsupportedType,
-    )
+    what = f"has the dtype {dtype!r} with {why}, which could not be restored exactly"
+    return unsupported(what, "convert it with .astype(…) to a dtype of numpy's own")
 
 
 # --- arrays ---
@@ -122,11 +131,8 @@ def memory_of(array: Array) -> memoryview:
 def _save_array(array: Array, ctx: EncodeContext) -> bytes:
     stored = describe(array.dtype)
     if array.dtype.hasobject:
-        raise Problem(
-            f"{{path}} has the dtype {array.dtype!r}: objects inside a structure",
-            "save each field as an array of its own",
-            UnsupportedType,
-        )
+        what = f"has the dtype {array.dtype!r}: objects inside a structure"
+        raise unsupported(what, "save each field as an array of its own")
     order = _order_of(array)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         array = np.array(array, order="C")

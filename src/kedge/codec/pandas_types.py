@@ -13,9 +13,7 @@ import numpy as np
 import pandas as pd
 from pandas.tseries.frequencies import to_offset
 
-from kedge.errors import UnsupportedType
-
-from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Shape, Structure, Tag, add
+from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Shape, Structure, Tag, add, unsupported
 from .plain import distinct
 
 _MASKED = {
@@ -28,7 +26,7 @@ _NA_VALUES = {"nan": np.nan, "NA": pd.NA}
 
 
 def _refuse(what: str, hint: str) -> Problem:
-    return Problem(f"{{path}} is a pandas value with {what}", hint, UnsupportedType)
+    return unsupported(f"is a pandas value with {what}", hint)
 
 
 # --- one column: a numpy array, or a dictionary that says what else it is ---

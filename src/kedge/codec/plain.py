@@ -11,8 +11,6 @@ from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, Windows
 from typing import Any
 from uuid import UUID, SafeUUID
 
-from kedge.errors import UnsupportedType
-
 from .kinds import (
     BufferSummary,
     DecodeContext,
@@ -25,6 +23,7 @@ from .kinds import (
     add,
     kind_of,
     leaf_outlines,
+    unsupported,
 )
 
 # --- numbers and text; the packer writes INT and STR itself, and only those msgpack cannot hold ---
@@ -105,11 +104,8 @@ def _check_zone(value: datetime | time) -> tzinfo | None:
     kind = kind_of(zone)
     if zone is None or (kind is not None and kind.tag in (Tag.TIMEZONE, Tag.ZONEINFO)):
         return zone
-    raise Problem(
-        f"{{path}} has a time zone of class {type(zone).__module__}.{type(zone).__qualname__}",
-        "use zoneinfo.ZoneInfo or datetime.timezone",
-        UnsupportedType,
-    )
+    what = f"has a time zone of class {type(zone).__module__}.{type(zone).__qualname__}"
+    raise unsupported(what, "use zoneinfo.ZoneInfo or datetime.timezone")
 
 
 def _save_datetime(value: datetime, ctx: EncodeContext) -> bytes:
@@ -162,11 +158,8 @@ def _load_path(payload: bytes, ctx: DecodeContext) -> PurePath:
     try:
         return _PATHS[name](text)
     except NotImplementedError as error:
-        raise Problem(
-            f"{{path}} is a {name}, which does not exist on this system",
-            f"save it as a Pure{name} to load it anywhere",
-            UnsupportedType,
-        ) from error
+        hint = f"save it as a Pure{name} to load it anywhere"
+        raise unsupported(f"is a {name}, which does not exist on this system", hint) from error
 
 
 # --- containers ---
@@ -228,7 +221,7 @@ def _take_ordered(value: OrderedDict[Any, object]) -> tuple[Sequence[object], Se
     # torch keeps the versions of a state dict's modules in an attribute of the OrderedDict.
     attributes = vars(value)
     if any(hasattr(OrderedDict, name) for name in attributes):
-        raise Problem("{path} is an OrderedDict that hides its own methods", "save dict(…) of it", UnsupportedType)
+        raise unsupported("is an OrderedDict that hides its own methods", "save dict(…) of it")
     return (attributes or None,), list(value.items())
 
 
@@ -243,7 +236,7 @@ def _build_ordered(head: Sequence[Any], pairs: list[Any]) -> OrderedDict[object,
 
 def _take_counter(value: Counter[Any]) -> tuple[Sequence[object], Sequence[object]]:
     if vars(value):
-        raise Problem("{path} is a Counter with attributes of its own", "save them apart", UnsupportedType)
+        raise unsupported("is a Counter with attributes of its own", "save them apart")
     return _pairs(value)
 
 
@@ -255,10 +248,9 @@ def _take_default(value: defaultdict[Any, object]) -> tuple[Sequence[object], Se
     factory = value.default_factory
     name = getattr(factory, "__name__", "None" if factory is None else "")
     if not isinstance(name, str) or name not in _FACTORIES or _FACTORIES[name] is not factory:
-        raise Problem(
-            f"{{path}} is a defaultdict whose factory {factory!r} is code, not data",
-            f"save dict(…) of it; factories that can be kept are {', '.join(_FACTORIES)}",
-            UnsupportedType,
+        raise unsupported(
+            f"is a defaultdict whose factory {factory!r} is code, not data",
+            f"save dict(…) of it; factories that can be saved are {', '.join(_FACTORIES)}",
         )
     return (name,), list(value.items())
 

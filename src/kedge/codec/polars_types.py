@@ -7,9 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from kedge.errors import UnsupportedType
-
-from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add
+from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add, unsupported
 from .summaries import shape_of, table_parts
 
 
@@ -44,7 +42,7 @@ def _has_objects(dtype: Any) -> bool:
 
 
 def _refuse(what: str, hint: str) -> Problem:
-    return Problem(f"{{path}} is a polars value with {what}", hint, UnsupportedType)
+    return unsupported(f"is a polars value with {what}", hint)
 
 
 def _read(data: memoryview) -> pl.DataFrame:

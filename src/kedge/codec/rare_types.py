@@ -6,9 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from kedge.errors import UnsupportedType
-
-from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add
+from .kinds import DecodeContext, EncodeContext, Leaf, Tag, add, unsupported
 from .plain import ints
 
 
@@ -21,10 +19,9 @@ _MAX_FRACTION_BITS = 1 << 14  # that it is in lowest terms takes quadratic time 
 
 def _save_fraction(value: Fraction, ctx: EncodeContext) -> bytes:
     if _is_long(value.numerator, value.denominator):
-        raise Problem(
-            f"{{path}} is a Fraction with more than {_MAX_FRACTION_BITS:,} bits above or below the line",
+        raise unsupported(
+            f"is a Fraction with more than {_MAX_FRACTION_BITS:,} bits above or below the line",
             "save its numerator and denominator as integers, which may be of any size",
-            UnsupportedType,
         )
     return ctx.pack([value.numerator, value.denominator])
 
@@ -45,7 +42,7 @@ def _load_fraction(payload: bytes, ctx: DecodeContext) -> Fraction:
 
 def _save_zone(value: ZoneInfo, ctx: EncodeContext) -> bytes:
     if value.key is None:
-        raise Problem("{path} is a ZoneInfo without a key", "make it by name: ZoneInfo('Europe/Oslo')", UnsupportedType)
+        raise unsupported("is a ZoneInfo without a key", "make it by name: ZoneInfo('Europe/Oslo')")
     return value.key.encode()
 
 
@@ -54,11 +51,8 @@ def _load_zone(payload: bytes, ctx: DecodeContext) -> ZoneInfo:
     try:
         return ZoneInfo(key)
     except (ZoneInfoNotFoundError, OSError) as error:  # of a directory of zones, or a name too long for a file
-        raise Problem(
-            f"{{path}} needs the time zone {key[:100]!r}, which this machine does not know",
-            "pip install tzdata",
-            UnsupportedType,
-        ) from error
+        what = f"needs the time zone {key[:100]!r}, which this machine does not know"
+        raise unsupported(what, "pip install tzdata") from error
 
 
 add(Leaf(Tag.DECIMAL, "Decimal", lambda value, ctx: str(value).encode("ascii"), _load_decimal), Decimal)

@@ -8,10 +8,10 @@ import sys
 import types
 from enum import Enum
 
-from kedge.errors import InvalidName, UnsupportedType
+from kedge.errors import InvalidName
 from kedge.model import parse_name
 
-from .kinds import Problem
+from .kinds import Problem, unsupported
 
 _BUILTINS = (str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset)
 
@@ -19,7 +19,7 @@ _BUILTINS = (str, int, float, complex, bytes, bytearray, list, tuple, dict, set,
 def refusal(value: object) -> Problem:
     """The problem to raise for a value whose class the codec does not know."""
     cls = type(value)
-    return Problem(f"{{path}} has type {qualified(cls)}, which cannot be saved", _hint(value, cls), UnsupportedType)
+    return unsupported(f"has type {qualified(cls)}, which cannot be saved", _hint(value, cls))
 
 
 def qualified(cls: type) -> str:

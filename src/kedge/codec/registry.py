@@ -17,7 +17,7 @@ from kedge.model import parse_name
 
 from . import by_name
 from .forms import ByFields, ByValue, Fields, Form, Restore, form_of
-from .kinds import Choice, Problem, Shape, Structure, Tag, add, by_class
+from .kinds import Choice, Problem, Shape, Structure, Tag, add, by_class, unsupported
 from .plain import distinct
 from .refusals import qualified
 
@@ -125,9 +125,8 @@ def _by_value(name: str, version: int, take: Callable[[Any], object]) -> Structu
         try:
             return (name, version, take(value)), ()
         except Exception as error:
-            raise Problem(
-                f"{{path}}: encode of type {name!r} failed: {type(error).__name__}: {error}", "", UnsupportedType
-            ) from error
+            why = f"{type(error).__name__}: {error}"
+            raise Problem(f"encode of type {name!r} failed: {why}", error=UnsupportedType) from error
 
     return Structure(Tag.VALUE, name, Shape.ITEMS, 3, take_all, _build_value)
 
@@ -156,24 +155,17 @@ def _restore(name: object, version: object, content: Any, more: object) -> objec
         raise ValueError("no name and version")
     registration = _registered.get(name)
     if registration is None:
-        raise Problem(
-            f"{{path}} is of type {name!r}, which is not registered in this program",
+        raise unsupported(
+            f"is of type {name!r}, which is not registered in this program",
             f'import the module that has @kedge.register("{name}"); kedge show works without it',
-            UnsupportedType,
         )
+    difference = f"is version {version} of type {name!r}, this program has version {registration.version}"
     if version > registration.version:
-        raise Problem(
-            f"{{path}} is version {version} of type {name!r}, this program has version {registration.version}",
-            "load it with the newer program",
-            UnsupportedType,
-        )
+        raise unsupported(difference, "load it with the newer program")
     if version < registration.version:
         if registration.upgrade is None:
-            raise Problem(
-                f"{{path}} is version {version} of type {name!r}, this program has version {registration.version}",
-                f'add upgrade= to @kedge.register("{name}", version={registration.version})',
-                UnsupportedType,
-            )
+            hint = f'add upgrade= to @kedge.register("{name}", version={registration.version})'
+            raise unsupported(difference, hint)
         content = _call("upgrade", name, registration.upgrade, content, version)
     value = _call("decode", name, registration.restore, content, more, version < registration.version)
     if not isinstance(value, registration.cls):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,6 +53,27 @@ def dtype_text(dtype: Any) -> str:
     if "string" in dtype:
         return "string"
     return "{" + ", ".join(f"{name}: {dtype_text(inner)}" for name, _, _, inner in dtype["fields"]) + "}"
+
+
+# The dtypes of torch and jax that numpy has too, by their names there.
+NUMPY_DTYPES = {
+    "bool": "|b1", "int8": "|i1", "uint8": "|u1", "int16": "<i2", "uint16": "<u2", "int32": "<i4", "uint32": "<u4",
+    "int64": "<i8", "uint64": "<u8", "float16": "<f2", "float32": "<f4", "float64": "<f8",
+    "complex64": "<c8", "complex128": "<c16",
+}  # fmt: skip
+_NUMBERS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",
+            "q": "q", "Q": "Q", "f2": "e", "f4": "f", "f8": "d"}  # fmt: skip
+
+
+def numbers_of(summary: BufferSummary, most: int) -> list[int | float] | None:
+    """The numbers of a small array whose bytes are in the tree; None if there are more, or its type is another."""
+    dtype = NUMPY_DTYPES.get(summary.dtype, summary.dtype)
+    code = _NUMBERS.get(dtype[1:])
+    if code is None or summary.ordinals or summary.kind not in ("ndarray", "tensor", "numpy scalar", "jax array"):
+        return None
+    order = ">" if dtype[0] == ">" else "<"
+    count, rest = divmod(len(summary.data), struct.calcsize(order + code))
+    return list(struct.unpack(f"{order}{count}{code}", summary.data)) if count <= most and not rest else None
 
 
 def shape_of(lengths: object) -> tuple[int, ...]:

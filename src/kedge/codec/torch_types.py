@@ -12,9 +12,9 @@ import torch
 
 from kedge.blobs.memory_map import unseal
 from kedge.chunks import Target
-from kedge.errors import UnsupportedType, Validation
+from kedge.errors import Validation
 
-from .kinds import Choice, DecodeContext, EncodeContext, Leaf, Problem, Source, Tag, add, by_class
+from .kinds import Choice, DecodeContext, EncodeContext, Leaf, Problem, Source, Tag, add, by_class, unsupported
 from .shared_memory import Group
 from .summaries import SPARSE_LAYOUTS, TORCH_DTYPES, TensorParts, shape_of, tensor_parts
 from .torch_memory import REACHABLE, TensorMemory, allocate, bytes_of, flat, is_remote
@@ -26,7 +26,7 @@ _SMALL_BYTES = 256 * 1024  # less of a device's memory is copied at once: it sha
 
 
 def _refuse(what: str, hint: str) -> Problem:
-    return Problem(f"{{path}} is a {what}", hint, UnsupportedType)
+    return unsupported(f"is a {what}", hint)
 
 
 def _check(tensor: Any) -> None:
@@ -122,11 +122,8 @@ def _memory(parts: TensorParts, ctx: DecodeContext) -> Any:
 
 def _dtype(name: str) -> Any:
     if name not in _DTYPES:
-        raise Problem(
-            f"{{path}} has the dtype {name}, which this torch {torch.__version__} lacks",
-            "pip install --upgrade torch",
-            UnsupportedType,
-        )
+        what = f"has the dtype {name}, which this torch {torch.__version__} lacks"
+        raise unsupported(what, "pip install --upgrade torch")
     return _DTYPES[name]
 
 

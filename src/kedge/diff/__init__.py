@@ -16,10 +16,10 @@ from kedge.store.local import LocalStore
 
 from .changes import ArrayDelta, Change, ChangeKind, Diff, TextDelta
 from .comparison import Comparison
-from .states import HeldState, State, StoredState
+from .states import StoredState
 from .values import brief
 
-__all__ = ["ArrayDelta", "Change", "ChangeKind", "Diff", "TextDelta", "brief", "diff", "diff_values"]
+__all__ = ["ArrayDelta", "Change", "ChangeKind", "Diff", "TextDelta", "brief", "diff"]
 
 MAX_CHANGES = 1000
 
@@ -28,17 +28,9 @@ def diff(
     store: LocalStore, a: tuple[Checkpoint, bytes], b: tuple[Checkpoint, bytes], *, max_changes: int = MAX_CHANGES
 ) -> Diff:
     """What changed from checkpoint `a` to checkpoint `b`, each given with its manifest."""
-    return _compare(StoredState(store, *a), StoredState(store, *b), max_changes, (a[0].id, b[0].id))
-
-
-def diff_values(old: object, new: object, *, max_changes: int = MAX_CHANGES) -> Diff:
-    """What changed between two states that were not saved; UnsupportedType for what could not be saved."""
-    return _compare(HeldState(old), HeldState(new), max_changes)
-
-
-def _compare(old: State, new: State, max_changes: int, ids: tuple[str, str] = ("", "")) -> Diff:
     if isinstance(max_changes, bool) or not isinstance(max_changes, int) or max_changes < 1:
         raise Validation(f"max_changes={max_changes!r} shows nothing", hint="use a whole number of at least 1")
+    old, new = StoredState(store, *a), StoredState(store, *b)
     comparison = Comparison(old, new, max_changes)
     try:
         comparison.compare("", old.outline, new.outline)
@@ -47,4 +39,4 @@ def _compare(old: State, new: State, max_changes: int, ids: tuple[str, str] = ("
             "the states are too deep for what is left of the Python stack",
             hint="compare them from a function that is called less deeply",
         ) from error
-    return comparison.result(*ids)
+    return comparison.result(a[0].id, b[0].id)

@@ -17,7 +17,7 @@ from kedge.store.streams import SMALL_BUFFER_BYTES
 
 from .arrays import Tally
 from .changes import ArrayDelta, Change, ChangeKind, Diff
-from .states import READ_BYTES, Content, State
+from .states import READ_BYTES, Content, StoredState
 from .tables import differing_columns, named_columns
 from .texts import is_long, text_delta
 from .values import brief, shape_text, summary_of, type_name, weigh
@@ -26,7 +26,7 @@ _MATCHED_ITEMS = 1000  # longer lists are compared by position after their commo
 
 
 class Comparison:
-    def __init__(self, old: State, new: State, max_changes: int) -> None:
+    def __init__(self, old: StoredState, new: StoredState, max_changes: int) -> None:
         self._old = old
         self._new = new
         self._max_changes = max_changes
@@ -187,7 +187,7 @@ class Comparison:
             return kind is not float or old != 0 or repr(old) == repr(new)
         return self._key(self._old, old) == self._key(self._new, new)
 
-    def _key(self, state: State, value: Any) -> Hashable:
+    def _key(self, state: StoredState, value: Any) -> Hashable:
         """What equals only the key of an equal value: 1, True and 1.0 differ, NaN equals NaN."""
         kind = type(value)
         if kind is str or kind is int:

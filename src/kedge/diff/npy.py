@@ -6,15 +6,9 @@ import struct
 from typing import Any
 
 from kedge.codec import BufferSummary
-from kedge.codec.summaries import dtype_size
+from kedge.codec.summaries import NUMPY_DTYPES, dtype_size
 
 from .outline import ArraySummary
-
-_TENSOR_DTYPES = {
-    "bool": "|b1", "int8": "|i1", "uint8": "|u1", "int16": "<i2", "uint16": "<u2", "int32": "<i4", "uint32": "<u4",
-    "int64": "<i8", "uint64": "<u8", "float16": "<f2", "float32": "<f4", "float64": "<f8",
-    "complex64": "<c8", "complex128": "<c16",
-}  # fmt: skip
 
 
 def npy_header(summary: BufferSummary) -> bytes | None:
@@ -24,8 +18,8 @@ def npy_header(summary: BufferSummary) -> bytes | None:
             descr = _descr(summary.stored_dtype)
         except ValueError:
             return None
-    elif summary.kind == "tensor" and summary.dtype in _TENSOR_DTYPES:
-        descr = _TENSOR_DTYPES[summary.dtype]
+    elif summary.kind == "tensor" and summary.dtype in NUMPY_DTYPES:
+        descr = NUMPY_DTYPES[summary.dtype]
     else:
         return None
     text = f"{{'descr': {descr!r}, 'fortran_order': {summary.order == 'F'}, 'shape': {summary.shape!r}, }}"
@@ -65,18 +59,3 @@ def _descr(dtype: Any) -> object:
     if dtype["itemsize"] > position:
         described.append(("", f"|V{dtype['itemsize'] - position}"))
     return described
-
-
-_FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",
-            "q": "q", "Q": "Q", "f2": "e", "f4": "f", "f8": "d"}  # fmt: skip
-
-
-def values_of(summary: BufferSummary, most: int) -> list[object] | None:
-    """The numbers of a small array that lies in the tree itself; None for larger ones and for other types."""
-    dtype = _TENSOR_DTYPES.get(summary.dtype, summary.dtype)
-    letter = _FORMATS.get(dtype[1:])
-    if letter is None or summary.ordinals or summary.kind not in ("ndarray", "tensor", "numpy scalar"):
-        return None
-    order = ">" if dtype[0] == ">" else "<"
-    count = len(summary.data) // struct.calcsize(order + letter)
-    return list(struct.unpack(f"{order}{count}{letter}", summary.data)) if count <= most else None

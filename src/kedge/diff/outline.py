@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from kedge import diff
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.codec.decoder import Unpacker, load
-from kedge.codec.json_view import BufferFields, written
-from kedge.codec.kinds import Tag
+from kedge.codec.json_view import BufferFields
+from kedge.codec.kinds import Tag, key_name
 from kedge.errors import NotFound, Validation
 from kedge.files import File, FilesSummary, Tree
 from kedge.store.local import LocalStore
@@ -76,9 +76,8 @@ class StoredState:
 
     def beginning_of(self, summary: BufferSummary, limit_bytes: int) -> bytes | memoryview:
         """At most the first `limit_bytes` of an array or byte string; the rest is not read."""
-        if not summary.ordinals or summary.size_bytes <= limit_bytes:
-            return self.bytes_of(summary)[:limit_bytes]
-        if not isinstance(self._store, LocalStore):
+        is_small = not summary.ordinals or summary.size_bytes <= limit_bytes
+        if is_small or not isinstance(self._store, LocalStore):
             return self.bytes_of(summary)[:limit_bytes]
         return diff.states.StoredState(self._store, *self._stored).contents(summary)[-1].read(0, limit_bytes)
 
@@ -109,10 +108,6 @@ def children(value: object) -> Iterator[tuple[str, object]]:
         yield from value.fields.items()
     elif isinstance(value, SEQUENCES):
         yield from ((str(n), child) for n, child in enumerate(value))
-
-
-def key_name(key: object) -> str:
-    return key if isinstance(key, str) else written(key, str)
 
 
 def inside(value: object, path: str) -> object:

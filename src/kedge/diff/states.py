@@ -1,4 +1,4 @@
-"""The two sides of a comparison: a state in memory, or a checkpoint whose chunks are read where needed."""
+"""One side of a comparison: a checkpoint, whose chunks are read where needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from kedge import codec
 from kedge.chunks import Entry, allocate
 from kedge.codec import BufferSummary
-from kedge.errors import Corrupted, Validation
+from kedge.errors import Corrupted
 from kedge.model import Checkpoint
 from kedge.store.local import LocalStore
 
@@ -44,14 +44,8 @@ class Content(Protocol):
     def read(self, start: int, stop: int) -> memoryview: ...
 
 
-class State(Protocol):
-    outline: object
-
-    def contents(self, summary: BufferSummary) -> list[Content]: ...
-
-
 class _Held:
-    """Bytes in memory."""
+    """Bytes in the tree itself."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
@@ -67,21 +61,6 @@ class _Held:
 def _inline(summary: BufferSummary) -> list[Content]:
     """What of a content is in the tree itself."""
     return [_Held(summary.data)] if summary.data or not summary.ordinals else []
-
-
-class HeldState:
-    def __init__(self, state: object) -> None:
-        encoded = codec.encode(state)
-        self.outline = codec.outline(encoded.tree)
-        self._buffers = encoded.buffers
-
-    def contents(self, summary: BufferSummary) -> list[Content]:
-        contents = _inline(summary)
-        for buffer in (self._buffers[n] for n in summary.ordinals):
-            if not isinstance(buffer, memoryview):
-                raise Validation("a state with files in it cannot be compared unsaved", hint="save both, compare those")
-            contents.append(_Held(buffer))
-        return contents
 
 
 class StoredState:

@@ -14,7 +14,7 @@ from types import ModuleType
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.codec.json_view import written
 
-from .states import State
+from .states import StoredState
 
 TABLES = ("polars.DataFrame", "pyarrow.Table")  # one buffer of Arrow each
 _FRAME = "pandas.DataFrame"
@@ -24,7 +24,7 @@ _WHOLE_NUMBERS = {f"{order}{kind}{size}" for order in "<|" for kind in "iu" for 
 _MOST_NAMED = 5  # columns in one line
 
 
-def named_columns(state: State, frame: TypeSummary) -> Mapping[str, object] | None:
+def named_columns(state: StoredState, frame: TypeSummary) -> Mapping[str, object] | None:
     """The columns of a data frame of pandas by name; None for anything else, and where names cannot be told."""
     if frame.name != _FRAME or not isinstance(columns := frame.fields.get("data"), list):
         return None
@@ -34,7 +34,7 @@ def named_columns(state: State, frame: TypeSummary) -> Mapping[str, object] | No
     return dict(zip(names, columns, strict=True))
 
 
-def _names(state: State, index: object, count: int) -> list[str]:
+def _names(state: StoredState, index: object, count: int) -> list[str]:
     """The labels of an index as paths say them; [] where they cannot be told."""
     if not isinstance(index, TypeSummary):
         return []
@@ -56,7 +56,7 @@ def _names(state: State, index: object, count: int) -> list[str]:
     return [label if isinstance(label, str) else written(label, str) for label in data]
 
 
-def _read(state: State, summary: BufferSummary) -> list[object]:
+def _read(state: StoredState, summary: BufferSummary) -> list[object]:
     """The labels in a buffer: text, or whole numbers; [] for others."""
     if summary.size_bytes > _NAMES_BYTES:
         return []
@@ -71,7 +71,7 @@ def _read(state: State, summary: BufferSummary) -> list[object]:
     return labels
 
 
-def differing_columns(old: State, was: BufferSummary, new: State, now: BufferSummary) -> str:
+def differing_columns(old: StoredState, was: BufferSummary, new: StoredState, now: BufferSummary) -> str:
     """Which columns of two tables of Arrow differ, in words; "" where that cannot be told."""
     if now.kind not in TABLES or was.kind != now.kind or max(was.size_bytes, now.size_bytes) > _TABLE_BYTES:
         return ""
@@ -91,7 +91,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _arrow_columns(state: State, summary: BufferSummary) -> dict[str, object]:
+def _arrow_columns(state: StoredState, summary: BufferSummary) -> dict[str, object]:
     """The columns of a table of Arrow by name; {} where they repeat or cannot be read."""
     arrow = _arrow()
     if arrow is None:
@@ -106,7 +106,7 @@ def _arrow_columns(state: State, summary: BufferSummary) -> dict[str, object]:
     return dict(zip(names, table.columns, strict=True)) if len(set(names)) == len(names) else {}
 
 
-def _bytes_of(state: State, summary: BufferSummary) -> bytes:
+def _bytes_of(state: StoredState, summary: BufferSummary) -> bytes:
     return b"".join(bytes(content.read(0, content.size_bytes)) for content in state.contents(summary))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections import deque
 from collections.abc import Sequence
 
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.codec.json_view import LONG_INT_BITS, written
+from kedge.codec.summaries import numbers_of
 
 SHOWN_CHARACTERS = 200
 
@@ -22,8 +22,8 @@ def brief(value: object) -> str | int | float | bool | None:
     if isinstance(value, str):
         return clip(value)
     if isinstance(value, BufferSummary):
-        if (number := _scalar(value)) is not None:
-            return brief(number)
+        if not value.shape and (numbers := numbers_of(value, 1)):
+            return brief(numbers[0])
         if value.kind in ("bytes", "bytearray"):
             return f"{value.kind}, {value.size_bytes:,} bytes"
         return f"{value.kind} of {value.dtype}, shape {shape_text(value.shape)}, {value.size_bytes:,} bytes"
@@ -32,21 +32,6 @@ def brief(value: object) -> str | int | float | bool | None:
     if isinstance(value, dict | list | tuple | deque | set | frozenset):
         return f"{type_name(value)} of {len(value):,}"
     return clip(written(value))
-
-
-_SCALARS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d", "bool": "?", "float16": "e", "float32": "f", "float64": "d"}
-for _n, _code in enumerate("bhiq"):
-    _SCALARS |= {f"i{1 << _n}": _code, f"int{8 << _n}": _code}
-    _SCALARS |= {f"u{1 << _n}": _code.upper(), f"uint{8 << _n}": _code.upper()}
-
-
-def _scalar(summary: BufferSummary) -> float | None:
-    """The number in a numpy scalar or an array without dimensions, which are short enough to be in the tree."""
-    code = _SCALARS.get(summary.dtype.lstrip("<>|"))
-    if code is None or summary.shape or struct.calcsize(f"={code}") != len(summary.data):
-        return None
-    number: float = struct.unpack((">" if summary.dtype[0] == ">" else "<") + code, summary.data)[0]
-    return number
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from itertools import islice
 
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.codec.json_view import written
-from kedge.diff.npy import values_of
+from kedge.codec.summaries import numbers_of
 from kedge.diff.outline import SEQUENCES, children
 
 from .text import clip, count_of, safe, size, style, width_of
@@ -83,7 +83,7 @@ def describe_buffer(summary: BufferSummary) -> str:
         return f"Tree · {count_of(summary.shape[0], 'entry', 'entries')} · {size(summary.size_bytes)}"
     if summary.kind in ("bytes", "bytearray", "File"):
         return f"{summary.kind} · {size(summary.size_bytes)}"
-    values = values_of(summary, 8)
+    values = numbers_of(summary, 8)
     if summary.kind == "numpy scalar":
         return f"{values[0] if values else '?'} ({type_of(summary)})"
     lengths = " × ".join(map(str, summary.shape)) or "one value"

@@ -8,7 +8,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kedge.codec import BufferSummary, TypeSummary
-from kedge.diff.outline import StoredState, inside, key_name
+from kedge.codec.kinds import key_name
+from kedge.diff.outline import StoredState, inside
 from kedge.errors import NotFound, TooLarge
 from kedge.terminal.tree import describe
 
