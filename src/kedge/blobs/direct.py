@@ -203,17 +203,22 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-def make_directories(path: str | bytes) -> None:
-    """Make a directory, and those above it that are missing, each durable by its name."""
+def make_directories(path: str | bytes, mode: int = 0o777, made: Callable[[str], None] = lambda _: None) -> None:
+    """Make a directory, and those above it that are missing, each durable by its name; `made` is called with each.
+
+    The default mode is for the user's own files: the umask decides.
+    """
     if os.path.isdir(path):
         return
     parent = os.path.dirname(os.path.abspath(path))
-    make_directories(parent)
+    make_directories(parent, mode, made)
     try:
-        os.mkdir(path, 0o777)  # for the user's own files, as the umask says
+        os.mkdir(path, mode)
     except FileExistsError:
         if not os.path.isdir(path):
-            raise
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    else:
+        made(os.fsdecode(path))
     sync_directory(os.fsdecode(parent))
 
 
@@ -243,7 +248,7 @@ class Input:
         return os.fstat(self.fd).st_nlink > 0
 
     def read(self, target: memoryview, offset: int) -> int:
-        """Fill `target`; answers how many bytes there were before the end of the file.
+        """Fill `target`; return how many bytes there were before the end of the file.
 
         Large reads of bytes that are not in the page cache go around it: that leaves the CPU to verification
         (measured cold, 1 GiB, 6 threads: 3.1 against 1.9 GB/s at a third of the CPU time).
@@ -279,7 +284,7 @@ def _is_aligned(data: memoryview) -> bool:
 
 
 def _read_direct(fd: int, target: memoryview, offset: int) -> int:
-    """Fill `target` as far as direct reads will; answers how far. `offset` is a block boundary."""
+    """Fill `target` as far as direct reads will; return how far. `offset` is a block boundary."""
     is_aligned = _is_aligned(target)
     done = 0
     while done < len(target):

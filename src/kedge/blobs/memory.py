@@ -6,8 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-from kedge.errors import Corrupted, NotFound, Validation
+from kedge.errors import Corrupted, NotFound
 from kedge.ports import Buffer
+
+from .pack_file import check_writer
 
 _BLOCK_BYTES = 4096  # what `scan` steps by, as in packs on disk
 
@@ -119,5 +121,4 @@ class MemoryWriter:
             self._blobs._held.discard(self._pack)
 
     def _check_open(self) -> None:
-        if self._is_finished:
-            raise Validation("this writer is finished", hint="ask for a new one")
+        check_writer(os.getpid(), is_finished=self._is_finished)

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kedge.errors import Corrupted, NotFound, Validation, storage_error
+from kedge.errors import Corrupted, NotFound, Validation, storage_error, storage_errors
 
 from .libc import address_of, map_file, protect
 
@@ -45,10 +45,8 @@ def unseal(view: memoryview) -> memoryview:
     if not isinstance(memory, mmap.mmap) or not view.contiguous:
         return memoryview(bytearray(view))
     address = address_of(memoryview(memory))
-    try:
+    with storage_errors("make writable", f"{len(memory)} bytes of memory"):
         protect(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE)
-    except OSError as error:
-        raise storage_error("make writable", f"{len(memory)} bytes of memory", error) from error
     return memoryview(memory)[: len(view)]
 
 
@@ -76,10 +74,8 @@ class Region:
     def seal(self) -> memoryview:
         """The memory, read-only from now on, for the processor too."""
         self.writable.release()
-        try:
+        with storage_errors("protect", f"{self._size_bytes} bytes of memory"):
             protect(self._address, len(self._memory), mmap.PROT_READ)
-        except OSError as error:
-            raise storage_error("protect", f"{self._size_bytes} bytes of memory", error) from error
         return memoryview(self._memory).toreadonly()[: self._size_bytes]
 
     def _map(self, path: str, pieces: Sequence[Piece]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kedge.errors import Unavailable, Validation
+from kedge.errors import Unavailable
 from kedge.ports import Buffer
 
-from .pack_file import header
+from .pack_file import check_writer, header
 
 if TYPE_CHECKING:
     from .objects import ObjectBlobs
@@ -154,7 +154,4 @@ class ObjectWriter:
         self._pack, self._memory = "", bytearray()
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise Validation("this writer belongs to the parent process", hint="save again after the fork")
-        if self._is_finished:
-            raise Validation("this writer is finished", hint="ask for a new one")
+        check_writer(self._pid, is_finished=self._is_finished)

@@ -20,7 +20,6 @@ No lock reaches writers on other machines. Two things stand in for it:
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -41,7 +40,7 @@ from kedge.ports import Buffer
 
 from .object_writer import ALIGN_BYTES, PUTS_AT_ONCE, WRITER_ID_LENGTH, ObjectWriter
 from .owner import claim
-from .pack_file import check_header
+from .pack_file import NAME, check_header, check_name
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
 GRACE_S = 3600.0  # for which a writer that says nothing any more is taken for living
 
-_NAME = re.compile(r"[0-9a-f]{32}")
 _HEADER_BYTES = 4096
 _SCAN_BYTES = 4 << 20
 _CLOCK_TRUSTED_S = 60.0
@@ -121,7 +119,7 @@ class ObjectBlobs:
                 for page in list_objects(self.store, self.root + "packs/"):
                     for meta in page:
                         name = meta["path"].rpartition("/")[2]
-                        if _NAME.fullmatch(name):
+                        if NAME.fullmatch(name):
                             yield name, meta["size"]
         except NotFound as error:
             raise _away(f"{self.root}packs/", error) from error
@@ -275,9 +273,7 @@ class ObjectBlobs:
         return f"{self.root}writers/{writer_id}"
 
     def _path(self, pack: str) -> str:
-        if _NAME.fullmatch(pack) is None:
-            raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run kedge check")
-        return f"{self.root}packs/{pack}"
+        return f"{self.root}packs/{check_name(pack)}"
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

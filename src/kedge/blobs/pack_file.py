@@ -9,20 +9,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import struct
 import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable
 
-from kedge.errors import StorageError, UnsupportedFormat, Validation, storage_error
+from kedge.errors import NotFound, StorageError, UnsupportedFormat, Validation, storage_error, storage_errors
 
-from .direct import BLOCK_BYTES, Input, Output, forget_after_fork, round_up, sync_data, sync_directory
+from .direct import BLOCK_BYTES, Input, Output, forget_after_fork, make_directories, round_up, sync_data, sync_directory
 from .group_files import OWN_FILE, OWN_FOLDER, share
 
 MAGIC = b"KDPACK1\n"
 FORMAT = 2
 SUFFIX = ".pack"
+NAME = re.compile(r"[0-9a-f]{32}")
 
 _HEADER = struct.Struct("<8sI32s")
 _CRC = struct.Struct("<I")
@@ -36,11 +38,9 @@ class Folder:
     def __init__(self, path: str, *, create: bool = True) -> None:
         self.path = path
         self._is_named = False
-        try:
+        with storage_errors("create", path):
             if create:
-                _make_directory(path)
-        except OSError as error:
-            raise storage_error("create", path, error) from error
+                make_directories(path, OWN_FOLDER, share)
 
     def sync(self) -> None:
         sync_directory(self.path)
@@ -300,6 +300,21 @@ class PackPool:
         pack.close()
 
 
+def check_name(pack: str) -> str:
+    """The name of a pack. It comes from an index row: one that was damaged, or forged, must lead nowhere else."""
+    if NAME.fullmatch(pack) is None:
+        raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run kedge check")
+    return pack
+
+
+def check_writer(pid: int, *, is_finished: bool) -> None:
+    """Validation for a writer of another process, or one that takes no more."""
+    if pid != os.getpid():
+        raise Validation("this writer belongs to the parent process", hint="save again after the fork")
+    if is_finished:
+        raise Validation("this writer is finished", hint="ask for a new one")
+
+
 def header(name: str, version: int = FORMAT) -> bytes:
     """The first block of the pack `name`."""
     fields = _HEADER.pack(MAGIC, version, name.encode())
@@ -343,10 +358,8 @@ def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
     while True:
         name = os.urandom(16).hex()
         path = os.path.join(directory, name + SUFFIX)
-        try:
+        with storage_errors("create a pack in", directory):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWN_FILE)
-        except OSError as error:
-            raise storage_error("create a pack in", directory, error) from error
         try:
             if not try_lock(fd, path):
                 os.close(fd)  # gc saw it before we had the lock: it is gone, or will be
@@ -364,18 +377,3 @@ def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
                 raise
             raise storage_error("create a pack in", directory, error) from error
         return name, path, output
-
-
-def _make_directory(path: str) -> None:
-    if os.path.isdir(path):
-        return
-    parent = os.path.dirname(path)
-    _make_directory(parent)
-    try:
-        os.mkdir(path, OWN_FOLDER)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
-    else:
-        share(path)
-    sync_directory(parent)

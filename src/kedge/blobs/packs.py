@@ -14,20 +14,28 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-from kedge.errors import Corrupted, NotFound, StorageError, Validation, storage_error
+from kedge.errors import Corrupted, NotFound, StorageError, storage_error, storage_errors
 from kedge.ports import Buffer
 
 from .direct import BLOCK_BYTES, Input, OpenFiles, aligned_memory, round_up
-from .pack_file import SUFFIX, Folder, OpenPack, PackPool, refuse_newer, try_lock
+from .pack_file import (
+    NAME,
+    SUFFIX,
+    Folder,
+    OpenPack,
+    PackPool,
+    check_name,
+    check_writer,
+    refuse_newer,
+    try_lock,
+)
 
 ROLL_BYTES = 256 << 20  # no extent begins beyond this, so that compacting a pack stays a small matter
 
-_NAME = re.compile(r"[0-9a-f]{32}")
 _OPEN_FILES = 64
 _SCAN_BYTES = 4 << 20
 
@@ -70,15 +78,12 @@ class PackBlobs:
             )
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        try:
-            with os.scandir(self._folder.path) as entries:
-                pack_entries = [entry for entry in entries if entry.name.endswith(SUFFIX)]
-        except OSError as error:
-            raise storage_error("list", self._folder.path, error) from error
+        with storage_errors("list", self._folder.path), os.scandir(self._folder.path) as entries:
+            pack_entries = [entry for entry in entries if entry.name.endswith(SUFFIX)]
         for entry in pack_entries:
             name = entry.name.removesuffix(SUFFIX)
             try:
-                if _NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
+                if NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
                     yield name, entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
                 continue  # removed since
@@ -97,11 +102,9 @@ class PackBlobs:
         try:
             if not try_lock(fd, path) or not is_garbage():
                 return False
-            try:
+            with storage_errors("remove", path):
                 os.unlink(path)
                 self._folder.sync()
-            except OSError as error:
-                raise storage_error("remove", path, error) from error
         finally:
             os.close(fd)
         self._files.drop(path)
@@ -131,10 +134,7 @@ class PackBlobs:
         self._files.clear()
 
     def _path(self, pack: str) -> str:
-        # Names come from index rows: one that was damaged, or forged, must not lead out of the directory.
-        if _NAME.fullmatch(pack) is None:
-            raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run kedge check")
-        return os.path.join(self._folder.path, pack + SUFFIX)
+        return os.path.join(self._folder.path, check_name(pack) + SUFFIX)
 
     def _open(self, pack: str) -> Input:
         path = self._path(pack)
@@ -170,7 +170,6 @@ class PackWriter:
     def append(self, data: Buffer) -> tuple[str, int]:
         view = memoryview(data)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        self._check_process()
         with self._changed:
             self._check_open()
             pack, offset = self._reserve(len(view))
@@ -187,7 +186,6 @@ class PackWriter:
         return pack.name, offset
 
     def commit(self) -> None:
-        self._check_process()
         with self._changed:
             self._check_open()
         self._finish()
@@ -228,16 +226,11 @@ class PackWriter:
             while self._appending:
                 self._changed.wait()
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise Validation("this writer belongs to the parent process", hint="save again after the fork")
-
     def _check_open(self) -> None:
         if self._failure is not None:
             kind = type(self._failure)  # a full disk is one for every thread
             raise kind(f"an earlier write failed: {self._failure.message}", hint=self._failure.hint)
-        if self._is_finished:
-            raise Validation("this writer is finished", hint="ask for a new one")
+        check_writer(self._pid, is_finished=self._is_finished)
 
     def _reserve(self, size: int) -> tuple[OpenPack, int]:
         try:

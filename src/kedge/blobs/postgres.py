@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import LiteralString
 
-from kedge.errors import Corrupted, NotFound, StorageError, Validation
+from kedge.errors import Corrupted, NotFound, StorageError
 from kedge.index.postgres.server import Connection, Server
 from kedge.ports import Buffer
+
+from .pack_file import check_name, check_writer
 
 GRACE_S = 3600.0
 
@@ -51,7 +53,7 @@ class PostgresBlobs:
         rows = self._server.all(
             'SELECT "offset", substring(data FROM greatest(0, %s - "offset")::integer + 1 FOR %s) FROM kedge.blob '
             'WHERE pack = %s AND "offset" < %s AND "offset" + size_bytes > %s ORDER BY "offset"',
-            offset, len(target), _checked(pack), end, offset,
+            offset, len(target), check_name(pack), end, offset,
         )  # fmt: skip
         for start, data in rows:
             at = max(0, start - offset)
@@ -74,7 +76,7 @@ class PostgresBlobs:
             self.release(self._dropped.popleft())
         is_writing = self._server.one(
             "SELECT 1 FROM kedge.writer WHERE pack = %s AND since > clock_timestamp() - make_interval(secs => %s)",
-            _checked(pack), self._grace_s,
+            check_name(pack), self._grace_s,
         )  # fmt: skip
         if is_writing or pack in self._held or self._size(pack) is None or not is_garbage():
             return False
@@ -124,7 +126,7 @@ class PostgresBlobs:
         self._dropped.append(pack)
 
     def _size(self, pack: str) -> int | None:
-        row = self._server.one('SELECT max("offset" + size_bytes) FROM kedge.blob WHERE pack = %s', _checked(pack))
+        row = self._server.one('SELECT max("offset" + size_bytes) FROM kedge.blob WHERE pack = %s', check_name(pack))
         return None if row is None else row[0]
 
 
@@ -210,13 +212,4 @@ class PostgresWriter:
         self._lent.close()
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise Validation("this writer belongs to the parent process", hint="save again after the fork")
-        if self._is_finished:
-            raise Validation("this writer is finished", hint="ask for a new one")
-
-
-def _checked(pack: str) -> str:
-    if len(pack) != 32 or not pack.isascii() or not pack.isalnum():
-        raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run kedge check")
-    return pack
+        check_writer(self._pid, is_finished=self._is_finished)

@@ -37,8 +37,6 @@ from .transfer import HttpReader, Outbox, body_of
 
 _MAX_ATTEMPTS = 8
 _MOST_KNOWN = 65536
-_PAGE = 500
-_KEYS_AT_ONCE = 40
 
 T = TypeVar("T")
 

@@ -201,11 +201,7 @@ class Filling:
             with self._naming(row):
                 name, fd = table.names[row], self._directory_of(row)
                 os.symlink(target, name, dir_fd=fd)
-                if self._wishes.has_owners:
-                    os.chown(name, table.uid[row], table.gid[row], dir_fd=fd, follow_symlinks=False)
-                self._set_attributes(row, name, fd)
-                times = (table.mtime_ns[row], table.mtime_ns[row])
-                os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
+                self._dress(row, name, fd)
 
     def _make_special(self) -> None:
         """Fifos and devices. Nobody else can change the directory they are made in, so paths are safe here."""
@@ -217,16 +213,17 @@ class Filling:
                 name, fd = table.names[row], self._directory_of(row)
                 device = os.makedev(*table.devices[row]) if row in table.devices else 0
                 os.mknod(name, 0o600 | _TYPES[kind], device, dir_fd=fd)
-                if self._wishes.has_owners:
-                    os.chown(name, table.uid[row], table.gid[row], dir_fd=fd, follow_symlinks=False)
-                self._set_attributes(row, name, fd)
+                self._dress(row, name, fd)
                 os.chmod(name, table.mode[row], dir_fd=fd)
-                times = (table.mtime_ns[row], table.mtime_ns[row])
-                os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
 
-    def _set_attributes(self, row: int, name: bytes, fd: int) -> None:
-        for attribute, value in self._table.attributes.get(row, {}).items():
+    def _dress(self, row: int, name: bytes, fd: int) -> None:
+        """Give what is no file or directory its owner, attributes and time, by its name."""
+        table = self._table
+        if self._wishes.has_owners:
+            os.chown(name, table.uid[row], table.gid[row], dir_fd=fd, follow_symlinks=False)
+        for attribute, value in table.attributes.get(row, {}).items():
             os.setxattr(os.path.join(b"/proc/self/fd/%d" % fd, name), attribute, value, follow_symlinks=False)
+        os.utime(name, ns=(table.mtime_ns[row], table.mtime_ns[row]), dir_fd=fd, follow_symlinks=False)
 
     def _create(self, row: int) -> int:
         return os.open(self._table.names[row], NEW_FILE, 0o600, dir_fd=self._directory_of(row))
@@ -262,6 +259,7 @@ class Filling:
 
     @contextmanager
     def _naming(self, row: int) -> Iterator[None]:
+        """Errors of the operating system name the entry."""
         try:
             yield
         except OSError as error:

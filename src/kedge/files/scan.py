@@ -218,7 +218,7 @@ class _Walk:
         return self._found
 
     def _list(self, row: int) -> list[int]:
-        """Add what is in directory `row`; answers the rows of its directories."""
+        """Add what is in directory `row`; return the rows of its directories."""
         try:
             fd = self._directories.fd(row)
             entries = self._entries(fd)

@@ -114,7 +114,7 @@ class Table:
         self._layout: tuple[list[int], list[int]] | None = None
 
     def add(self, name: bytes, parent: int, kind: int) -> int:
-        """Append a row, whose numbers `fill` adds; answers which it is."""
+        """Append a row and return its number; `fill` adds the other columns."""
         self.kind.append(kind)
         self.names.append(name)
         self.parent.append(parent)

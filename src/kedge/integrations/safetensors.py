@@ -21,7 +21,7 @@ from kedge.codec import BufferSummary, TypeSummary
 from kedge.codec.json_view import to_json_view
 from kedge.codec.summaries import TORCH_DTYPES
 from kedge.diff.outline import StoredState, children, open_state, with_content
-from kedge.errors import Corrupted, UnsupportedType, Validation, storage_error
+from kedge.errors import Corrupted, UnsupportedType, Validation, storage_errors
 from kedge.manager import CheckpointManager
 
 _MOST_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -67,14 +67,11 @@ def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, object]:
     """{name: tensor}: torch's where torch is installed, else numpy's; the file's own memory, private to the reader."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < 8:
-                raise _damaged(path, "it has less than 8 bytes")
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        raise storage_error("read", os.fspath(path), error) from error
+    with storage_errors("read", path), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise _damaged(path, "it has less than 8 bytes")
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     view = memoryview(memory)
     length = int.from_bytes(view[:8], "little")
     if length > min(_MOST_HEADER_BYTES, size - 8):

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from kedge.blobs import group_files
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.reserve import Reserve
-from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
+from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_errors
 from kedge.index.group_commit import Save
 from kedge.index.rows import CHECKPOINT, FORGET_PACKS, late_manifests
 from kedge.index.sqlite.database import (
@@ -88,10 +88,8 @@ class FilesIndex(SqliteIndex):
                 self._replace_journal()
             self._settle()
             self._complete_files()
-            try:
+            with storage_errors("write", self._name):
                 self._room.refill()
-            except OSError as error:
-                raise storage_error("write", self._name, error) from error
 
     def close(self) -> None:
         super().close()
@@ -354,10 +352,8 @@ class FilesIndex(SqliteIndex):
 
 def _is_writable(journal: Path) -> bool:
     """Whether a store can be written here, or made here."""
-    try:
+    with storage_errors("open", journal):
         return group_files.is_writable(journal.parent) and (os.access(journal, os.W_OK) or not journal.exists())
-    except OSError as error:
-        raise storage_error("open", str(journal), error) from error
 
 
 def _tables(db: Any) -> list[tuple[str, list[str], list[str]]]:
@@ -397,12 +393,10 @@ def _quoted(column: str) -> str:
 
 def make_folder(folder: Path) -> None:
     """The directory of a store, and what is inside, durable by name."""
-    try:
+    with storage_errors("make", folder):
         group_files.make_store_folder(folder)
         group_files.make_folder(folder / INSIDE)
         sync_directory(folder)
         for parent in folder.parents:
             if os.access(parent, os.R_OK):
                 sync_directory(parent)
-    except OSError as error:
-        raise storage_error("make", str(folder), error) from error

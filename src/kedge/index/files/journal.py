@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import OWN_FILE, open_lock, share
-from kedge.errors import Corrupted, OutcomeUnknown, UnsupportedFormat, storage_error
+from kedge.errors import Corrupted, OutcomeUnknown, UnsupportedFormat, storage_error, storage_errors
 
 FORMAT = 1
 _HEADER = re.compile(rb"-- Kedge journal, format (\d{1,9})\n")
@@ -46,15 +46,11 @@ class Journal:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else writes meanwhile. The kernel lets go when the process ends."""
-        try:
+        with storage_errors("lock", self._lock_path):
             handle = open_lock(self._lock_path)
-        except OSError as error:
-            raise storage_error("lock", str(self._lock_path), error) from error
         try:
-            try:
+            with storage_errors("lock", self._lock_path):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError as error:
-                raise storage_error("lock", str(self._lock_path), error) from error
             self._is_locked = True
             yield
         finally:
@@ -94,12 +90,10 @@ class Journal:
             raise
 
     def _read_on(self) -> tuple[bool, list[str]]:
-        try:
+        with storage_errors("read", self.path):
             is_other = self._look()
             assert self._handle is not None
             data = _read_from(self._handle, self.position)
-        except OSError as error:
-            raise storage_error("read", str(self.path), error) from error
         at = self._begin(data) if self.position == 0 else 0
         whole: list[str] = []
         while head := _HEAD.match(data, at, at + _HEAD_BYTES):
@@ -163,10 +157,8 @@ class Journal:
     def append(self, payload: str) -> None:
         """Add a transaction behind all that was read, durably (I1). Only while locked, and caught up."""
         data = _framed(payload)
-        try:
+        with storage_errors("write", self.path):
             handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise storage_error("write", str(self.path), error) from error
         try:
             os.ftruncate(handle, self.position)  # what somebody who died left half-written
             _write_all(handle, data, self.position)
@@ -204,21 +196,17 @@ class Journal:
         """Put a new journal of one transaction in the place of this one: whole, durably, or not at all."""
         data = b"-- Kedge journal, format %d\n" % FORMAT + _framed(payload)
         write_file(self.path, data)
-        try:
+        with storage_errors("read", self.path):
             self._look()
-        except OSError as error:
-            raise storage_error("read", str(self.path), error) from error
         self.position, self._is_distrusted = len(data), False
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Temporary file, sync, rename, sync of the directory: the name has the new content or the old, never a part."""
     draft = draft_file(path, data)
-    try:
+    with storage_errors("write", path):
         os.replace(draft, path)
         sync_directory(path.parent)
-    except OSError as error:
-        raise storage_error("write", str(path), error) from error
 
 
 def draft_file(path: Path, data: bytes) -> Path:

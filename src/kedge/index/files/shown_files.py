@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import make_folder
-from kedge.errors import storage_error
+from kedge.errors import storage_errors
 
 from .journal import draft_file
 
@@ -39,13 +39,11 @@ class ShownFiles:
 
     def draft(self, path: Path, data: bytes) -> Path:
         """The new content of a file, durable, beside it."""
-        try:
+        with storage_errors("write", path):
             if not path.parent.is_dir():
                 make_folder(path.parent)
                 for folder in (path.parent.parent, path.parent.parent.parent, self._folder):
                     sync_directory(folder)
-        except OSError as error:
-            raise storage_error("write", str(path), error) from error
         return draft_file(path, data)
 
     def discard(self, drafts: Drafts) -> None:
@@ -59,16 +57,14 @@ class ShownFiles:
             if draft is None:
                 _remove(path)
                 continue
-            try:
+            with storage_errors("write", path):
                 os.replace(draft, path)
                 sync_directory(path.parent)
-            except OSError as error:
-                raise storage_error("write", str(path), error) from error
 
     def present(self) -> set[Path]:
         """The files that are there. Drafts of killed writers are removed on the way."""
         files = set()
-        try:
+        with storage_errors("read", self._folder):
             for place, folders, names in os.walk(self._folder):
                 if Path(place) == self._folder / INSIDE:
                     folders.clear()
@@ -78,8 +74,6 @@ class ShownFiles:
                         path.unlink(missing_ok=True)
                     elif name.endswith(".json") and INSIDE not in path.parts:
                         files.add(path)
-        except OSError as error:
-            raise storage_error("read", str(self._folder), error) from error
         return files
 
     def remove_strays(self, paths: set[Path]) -> None:
@@ -103,7 +97,5 @@ def _safe(name: str) -> str:
 
 
 def _remove(path: Path) -> None:
-    try:
+    with storage_errors("remove", path):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error("remove", str(path), error) from error
