@@ -64,7 +64,7 @@ class Ref(click.ParamType[str]):
 
 
 def _completing(ctx: click.Context, ask: Callable[[CheckpointManager], Sequence[_T]]) -> Sequence[_T]:
-    """Answers from the store the half-typed line names; nothing where that fails, for a shell has no use for errors."""
+    """Ask the store that the half-typed line names; nothing if that fails, because a shell cannot show errors."""
     from kedge.errors import CheckpointError
 
     given = {**ctx.find_root().params, **{k: v for k, v in ctx.params.items() if v is not None}}

@@ -30,7 +30,7 @@ def is_stream(target: Path) -> bool:
 
 
 def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool, mode: int | None = None) -> int:
-    """Write a file durably under another name, then give it its own. Answers its size in bytes.
+    """Write a file durably under another name, then give it its own. Return its size in bytes.
 
     Its mode is `mode`, else what the umask leaves. Streams are written into. Anything else that is there and no regular
     file is a Conflict, also with `force`.

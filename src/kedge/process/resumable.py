@@ -47,8 +47,6 @@ class CheckpointPolicy:
     """When a process saves itself and what it keeps. A limit of None never asks for a checkpoint, or deletes one.
 
     `validate_on_save` and `verify_on_load` say when the process's own validator is asked; digests are always verified.
-    The store itself compresses whatever becomes smaller by it: `compress_large_checkpoints` and
-    `compression_threshold_mb` are accepted from code that has them, and change nothing.
     """
 
     interval_items: int | None = 100
@@ -61,8 +59,6 @@ class CheckpointPolicy:
     validate_on_save: bool = True
     verify_on_load: bool = True
     auto_cleanup: bool = True
-    compress_large_checkpoints: bool = True
-    compression_threshold_mb: float = 10.0
     async_save: bool = False
 
     def __post_init__(self) -> None:
@@ -76,11 +72,6 @@ class CheckpointPolicy:
         for name in (f.name for f in fields(self) if f.type == "bool"):
             if not isinstance(getattr(self, name), bool):
                 raise Validation(f"{name} must be True or False (got {getattr(self, name)!r})")
-        _check_positive("compression_threshold_mb", self.compression_threshold_mb, whole=False)
-        if not self.compress_large_checkpoints:
-            raise Validation(
-                "compress_large_checkpoints=False", hint="the store compresses what becomes smaller by it; leave it out"
-            )
         for level, count in self.keep_per_level.items():
             parse_choice(CheckpointLevel, level)
             _check_positive(f"keep_per_level[{level!r}]", count, whole=True)
@@ -325,7 +316,7 @@ class CheckpointableProcess(ResumableProcess):
         }
 
     def cleanup_checkpoints(self) -> int:
-        """Delete what the policy does not keep; answers how many."""
+        """Delete what the policy does not keep; return how many."""
         reviews = (
             self.store.review(policy, job=self._process_id, dry_run=False) for policy in self._policy.retention()
         )

@@ -123,7 +123,7 @@ class Workflows:
     def approve_checkpoint(
         self, execution_id: str, checkpoint_name: str, approved: bool, *, actor: str | None = None, comment: str = ""
     ) -> bool:
-        """Decide, once and for good; answers `approved`. Conflict when it was decided, or has expired."""
+        """Approve or deny, for good; return `approved`. Conflict if it was decided before, or has expired."""
         approved = parse_decision(approved)
         execution = self._current(execution_id)
         step = execution.find(checkpoint_name, is_pending=True)
@@ -194,7 +194,7 @@ class Workflows:
         ]
 
     def cleanup_old_executions(self, max_age_days: float = 30) -> int:
-        """Delete executions that ended longer ago; answers how many. Those that have not ended stay."""
+        """Delete executions that ended longer ago; return how many. Those that have not ended stay."""
         if isinstance(max_age_days, bool) or not isinstance(max_age_days, int | float) or not max_age_days >= 0:
             raise Validation(
                 f"max_age_days must be at least 0 (got {max_age_days!r})", hint="use a number of days from 0 on"
@@ -212,7 +212,7 @@ class Workflows:
     # Inside
 
     def _change(self, execution_id: str, name: str, change: Callable[[Execution], T]) -> T:
-        """Make a change under the execution's lease and answer what it answers; False and None change nothing."""
+        """Make a change under the execution's lease and return its result; False and None mean that nothing changed."""
         self._load(execution_id)
         with take_lease(self._store, execution_id, _LEASE_S, _WAIT_S) as lease:
             execution = self._load(execution_id)

@@ -179,7 +179,7 @@ def test_policies() -> None:
         {"interval_memory_mb": "1"}, {"max_checkpoints": 0}, {"max_checkpoints": None}, {"async_save": 1},
         {"keep_per_level": {"galaxy": 1}}, {"keep_per_level": {"step": 0}},
         {"max_age_hours": 0}, {"max_age_hours": 1e-9}, {"max_age_hours": float("inf")}, {"max_age_hours": "1"},
-        {"compression_threshold_mb": 0}, {"compress_large_checkpoints": False}, {"verify_on_load": "no"},
+        {"verify_on_load": "no"},
     ):  # fmt: skip
         with pytest.raises(Validation):
             CheckpointPolicy(**nonsense)  # type: ignore[arg-type]

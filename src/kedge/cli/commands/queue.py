@@ -91,28 +91,14 @@ _RATE = click.FloatRange(0.0001, 10_000)
 @click.option(
     "--group-rate", "group_rate_per_s", type=_RATE, help="Start at most this many runs of a group per second."
 )
-def limit_command(
-    session: Session,
-    name: str,
-    concurrency: int | None,
-    rate_per_s: float | None,
-    max_queued: int | None,
-    group_concurrency: int | None,
-    group_rate_per_s: float | None,
-) -> None:
+def limit_command(session: Session, name: str, **limits: object) -> None:
     """Set the limits of queue NAME. An option that is not given removes its limit."""
     from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
-        limits = Queue(name, store=manager).limit(
-            concurrency=concurrency,
-            rate_per_s=rate_per_s,
-            max_queued=max_queued,
-            group_concurrency=group_concurrency,
-            group_rate_per_s=group_rate_per_s,
-        )
-    shown = ", ".join(f"{part} {value:g}" for part, value in limits.to_json().items() if isinstance(value, int | float))
-    session.answer({"queue": name, **limits.to_json()}, f"limits of queue {name}: {shown or 'none'}")
+        document = Queue(name, store=manager).limit(**limits).to_json()  # type: ignore[arg-type]  # the options above
+    shown = ", ".join(f"{part} {value:g}" for part, value in document.items() if isinstance(value, int | float))
+    session.answer({"queue": name, **document}, f"limits of queue {name}: {shown or 'none'}")
 
 
 @store_command(

@@ -112,7 +112,7 @@ def _fitting(part: object, rest: str, suffix: str) -> str:
 
 
 def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force: bool) -> int:
-    """A tree to a directory; a file, or one inside a tree, to a file or stdout. Answers its size."""
+    """Restore a tree to a directory, or a file to a file or stdout. Return the size."""
     if isinstance(files, Tree) and not rest:
         if target is None:
             raise Validation("a tree of files needs a directory", hint="give --to DIR, or --path to one of its files")

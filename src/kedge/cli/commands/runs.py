@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -67,15 +67,16 @@ _STEPS: tuple[Column[Explanation], ...] = (
 )
 
 
-def _execution_note(status: Mapping[str, Any]) -> str:
-    pending = status["pending_approvals"]
-    return f"waits for {count_of(pending, 'approval')}" if pending else status["current_checkpoint"] or ""
+def _execution_note(status: Mapping[str, object]) -> str:
+    if pending := int(str(status["pending_approvals"])):
+        return f"waits for {count_of(pending, 'approval')}"
+    return str(status["current_checkpoint"] or "")
 
 
-_EXECUTIONS: tuple[Column[Mapping[str, Any]], ...] = (
-    Column("EXECUTION", lambda status: status["execution_id"], is_whole=True, look="name"),
-    Column("STATE", lambda status: status["state"]),
-    Column("WORKFLOW", lambda status: status["workflow_name"], drop=2),
+_EXECUTIONS: tuple[Column[Mapping[str, object]], ...] = (
+    Column("EXECUTION", lambda status: str(status["execution_id"]), is_whole=True, look="name"),
+    Column("STATE", lambda status: str(status["state"])),
+    Column("WORKFLOW", lambda status: str(status["workflow_name"]), drop=2),
     Column("STEPS", lambda s: f"{s['completed_checkpoints']}/{s['total_checkpoints']}", ">", drop=3),
     Column("NOTE", _execution_note),
 )

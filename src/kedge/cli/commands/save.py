@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ def _state(file: str | None, files: tuple[str, ...], trees: tuple[str, ...], exc
     return state
 
 
-def _add(state: dict[str, object], text: str, make: Any) -> None:
+def _add(state: dict[str, object], text: str, make: Callable[[str], object]) -> None:
     """`NAME=PATH`, or a path whose last part is the name. What exists under the whole text wins."""
     name, equals, path = text.partition("=")
     if not equals or not name or os.path.lexists(text):

@@ -50,18 +50,7 @@ _KEYS = "name, queue, pipeline, cron, every_s, zone, catch_up, jitter_s, retries
 @arg_option
 @click.pass_context
 def add_command(
-    ctx: click.Context,
-    session: Session,
-    queue: str,
-    name: str,
-    target: str,
-    cron: str | None,
-    every_s: float | None,
-    tz: str,
-    catch_up: str,
-    jitter_s: float,
-    retries: int,
-    args: tuple[str, ...],
+    ctx: click.Context, /, session: Session, queue: str, name: str, target: str, args: tuple[str, ...], **rule: object
 ) -> None:
     """Submit a pipeline to QUEUE on a schedule, or replace the schedule NAME.
 
@@ -70,14 +59,14 @@ def add_command(
     from kedge.pipeline.queues import Queue
     from kedge.pipeline.schedules import Rule, schedule_call
 
-    if (cron is None) == (every_s is None):
+    if (rule["cron"] is None) == (rule["every_s"] is None):
         raise click.UsageError("give either --cron or --every")
     with errors_as_python_shows_them(ctx):
         pipeline = load_pipeline(target)
     arguments = parse_json_pairs("--arg", args)
-    rule = Rule(cron, every_s, tz, catch_up, jitter_s, retries)
+    when = Rule(**rule)  # type: ignore[arg-type]  # the options above, by their names
     with session.open(create=True) as manager:
-        made = schedule_call(Queue(queue, store=manager), name, pipeline, (), arguments, rule)
+        made = schedule_call(Queue(queue, store=manager), name, pipeline, (), arguments, when)
     session.answer(made.to_json(), f"{name} is next due on {made.due_at:%Y-%m-%d %H:%M:%S} UTC")
 
 

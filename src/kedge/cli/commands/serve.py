@@ -13,12 +13,19 @@ from kedge.cli.command import Number, Session, store_command
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7420, show_default=True, help="The port to listen on.")
 @click.option("--workers", type=Number(1), default=1, show_default=True, help="The number of worker processes.")
-@click.option("--path-prefix", default="", metavar="/PATH", help="The path below which a reverse proxy serves it.")
 @click.option(
-    "--allow-host", "hosts", multiple=True, metavar="NAME", help="A host name under which it may be called; repeatable."
+    "--path-prefix", "root_path", default="", metavar="/PATH", help="The path below which a reverse proxy serves it."
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A host name under which it may be called; repeatable.",
 )
 @click.option(
     "--trust-proxy",
+    "proxies",
     default="127.0.0.1",
     metavar="IP[,IP]",
     show_default=True,
@@ -26,6 +33,7 @@ from kedge.cli.command import Number, Session, store_command
 )
 @click.option(
     "--drain",
+    "drain_s",
     type=Number(1),
     default=30,
     metavar="S",
@@ -57,22 +65,7 @@ from kedge.cli.command import Number, Session, store_command
 )
 @click.option("--allow-private-webhooks", is_flag=True, help="Let webhooks call private addresses, and plain HTTP.")
 def serve_command(
-    session: Session,
-    host: str,
-    port: int,
-    workers: int,
-    path_prefix: str,
-    hosts: tuple[str, ...],
-    trust_proxy: str,
-    drain: int,
-    log_level: str,
-    log_format: str,
-    tls_cert: str | None,
-    tls_key: str | None,
-    unix_socket: str | None,
-    max_body: int,
-    max_json: int,
-    allow_private_webhooks: bool,
+    session: Session, workers: int, root_path: str, max_body: int, max_json: int, **options: object
 ) -> None:
     """Serve the store over HTTP: a web page for people, an API for programs.
 
@@ -86,21 +79,11 @@ def serve_command(
         process.Settings(
             store=place,
             namespace=session.namespace,
-            host=host,
-            port=port,
             workers=workers,
-            root_path=path_prefix.rstrip("/"),
-            allow_hosts=hosts,
-            proxies=trust_proxy,
-            drain_s=drain,
-            log_level=log_level,
-            log_format=log_format,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            unix_socket=unix_socket,
+            root_path=root_path.rstrip("/"),
             body_bytes=max_body << 20,
             json_bytes=max_json << 20,
-            allow_private_webhooks=allow_private_webhooks,
+            **options,
         )
     )
 

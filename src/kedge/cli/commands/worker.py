@@ -34,15 +34,7 @@ EXIT_PAUSED = 75
 @click.option("--until-empty", is_flag=True, help="Exit when the queues are empty.")
 @click.pass_context
 def worker_command(
-    ctx: click.Context,
-    session: Session,
-    file: str,
-    queues: tuple[str, ...],
-    concurrency: int,
-    lease_s: float,
-    grace_s: float,
-    max_takeovers: int,
-    until_empty: bool,
+    ctx: click.Context, /, session: Session, file: str, queues: tuple[str, ...], until_empty: bool, **options: object
 ) -> None:
     """Execute the runs in queues, with the pipelines that FILE.py defines.
 
@@ -71,11 +63,8 @@ def worker_command(
             manager,
             [*dict.fromkeys((*queues, RECOVERY))],
             pipelines,
-            concurrency=concurrency,
-            lease_s=lease_s,
-            grace_s=grace_s,
-            max_takeovers=max_takeovers,
             report=lambda run, text: write_line(sys.stderr, session.in_this_store(f"{run} {text}")),
+            **options,  # type: ignore[arg-type]  # the options above, by their names
         )
         _stop_on_signals(worker)
         worker.serve(until_empty=until_empty)
