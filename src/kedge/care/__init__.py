@@ -69,7 +69,7 @@ class Care(Protocol):
         ...
 
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
-        """Delete all checkpoints of a job and its retention policy; tells how many checkpoints that were."""
+        """Delete all checkpoints of a job and its retention policy; return how many."""
         ...
 
     def rebuild(self, *, actor: str, progress: Progress | None) -> RebuildReport:

@@ -11,7 +11,7 @@ to the same checkpoint as in the source: used again there after a deletion, it m
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kedge.errors import Conflict, Corrupted, NotFound
@@ -21,7 +21,7 @@ from kedge.store import Store, knows
 from kedge.store.adoption import Exported
 from kedge.store.local import LocalStore
 
-Progress = Callable[[int, int], None]
+from . import Progress
 
 FOLLOWED = ("save", "tag", "pin", "unpin", "status", "retention", "delete")  # events that change the target too
 _PAGE = 500  # checkpoints compared at once
@@ -232,7 +232,7 @@ class Copying:
             self._count(changed=1)
 
     def _delete_others(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
-        """What the source has deleted. Looked up once more: it may have been saved since the page was read."""
+        """Delete what the source has deleted. Looks it up again: it may have been saved since the page was read."""
         if self.mirror:
             known = {c.id for c in page}
             self._delete([c for c in there if c.id not in known and not knows(self.source.catalogue, c.id)])
@@ -245,7 +245,7 @@ class Copying:
     # Following
 
     def replay(self, events: Sequence[Event]) -> CopyReport:
-        """Do in the target what the events tell, as far as it still holds: the newest state of the source wins."""
+        """Repeat in the target the changes that events record. The newest state of the source wins."""
         self._report, self._progress = CopyReport(), None
         saved: dict[str, None] = {}
         jobs: dict[str, None] = {}
@@ -267,7 +267,7 @@ class Copying:
         return report
 
     def catch_up(self, checkpoint_ids: Iterable[str]) -> CopyReport:
-        """Copy these, if they still exist and can be read by now."""
+        """Copy those that still exist and can be read now."""
         self._report, self._progress = CopyReport(), None
         return self._bring(checkpoint_ids)
 

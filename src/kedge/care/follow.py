@@ -18,7 +18,8 @@ from kedge.model import Event
 from kedge.ports import Index
 from kedge.store.local import local_store
 
-from .copy import FOLLOWED, Copying, CopyReport, Progress
+from . import Progress
+from .copy import FOLLOWED, Copying, CopyReport
 
 ACTION = "sync"
 MAX_LEFT_OUT = 1000  # more damage than that is looked for anew

@@ -12,7 +12,7 @@ A crash between any two of these leaves garbage for the next gc, never a missing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,8 @@ from kedge.store.backlog import write_saves
 from kedge.store.chunk_reader import read_verified
 from kedge.store.local import LocalStore
 from kedge.store.record import Keys, NoKeys, append_record, read_packs, read_records
+
+from . import Progress
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
 SMALL_BYTES = 64 << 10  # packs up to this, as processes leave them that save little, are joined
@@ -44,7 +46,7 @@ class GcReport:
     damaged: tuple[str, ...] = ()  # packs left alone because a chunk in them does not verify
 
 
-def collect(store: LocalStore, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
+def collect(store: LocalStore, *, actor: str, progress: Progress | None = None) -> GcReport:
     """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
     store.index.refuse_older()
     _refuse_locked(store)
@@ -67,7 +69,7 @@ def collect(store: LocalStore, *, actor: str, progress: Callable[[int, int], Non
 
 
 def _refuse_locked(store: LocalStore) -> None:
-    """An index that was made with the wrong key knows of nothing, and would call all packs garbage."""
+    """Conflict for an index made with the wrong key: it names no packs, so all of them would count as garbage."""
     if store.index.jobs(limit=1) or store.index.packs():
         return
     keys: Keys = NoKeys()
@@ -85,7 +87,7 @@ def _refuse_locked(store: LocalStore) -> None:
         )
 
 
-def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = None) -> GcReport:
+def foresee(store: LocalStore, *, progress: Progress | None = None) -> GcReport:
     """What `collect` would do now, in the same numbers; nothing is changed.
 
     As far as can be told before: a pack that somebody is writing is kept by `collect`, and what compaction writes
@@ -123,8 +125,8 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
     )
 
 
-def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:
-    """Delete the packs that nothing names; answers how many went, how many stayed, and the bytes of those."""
+def _remove_unused(store: LocalStore, progress: Progress | None) -> tuple[int, int, int]:
+    """Delete the packs that nothing names; return how many were removed, how many are left, and the bytes of those."""
     used = {use.pack for use in store.index.packs()}
     closed = store.index.closed_namespaces().keys()
     removed = left = bytes_kept = 0
@@ -141,11 +143,7 @@ def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | Non
 
 
 def _remove(store: LocalStore, pack: str) -> bool:
-    return store.blobs.remove(pack, partial(_is_garbage, store, pack))
-
-
-def _is_garbage(store: LocalStore, pack: str) -> bool:
-    return store.index.condemn(pack)
+    return store.blobs.remove(pack, partial(store.index.condemn, pack))
 
 
 def _may_go(store: LocalStore, pack: str, closed: Collection[str]) -> bool:
@@ -160,7 +158,7 @@ def _may_go(store: LocalStore, pack: str, closed: Collection[str]) -> bool:
 
 
 def _namespaces_in(store: LocalStore, pack: str) -> set[str]:
-    """Those whose saves a pack tells of, with or without their keys."""
+    """The namespaces that have records in a pack, whether or not we have their keys."""
     keys, namespaces = NoKeys(), set[str]()
     with suppress(NotFound):  # another gc has removed it
         namespaces.update(record.namespace for record in read_packs(store.blobs, [pack], keys))
@@ -215,7 +213,7 @@ def _rewrite_confirmed(store: LocalStore, pack: str) -> bool:
 
 
 def _rewrite_in_room(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
-    """On a full disk with what was kept for that; then the old pack goes at once, to make room for the next."""
+    """Rewrite a pack. On a full disk, use the reserved space and remove the old pack at once, for the next one."""
     try:
         _rewrite(store, pack, live)
     except NoSpace:
@@ -247,7 +245,7 @@ def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
 
 
 def _other_saves(store: LocalStore, pack: str, recorded: set[str]) -> list[NewCheckpoint]:
-    """What a pack tells of checkpoints that are still there, but for those the index names it for."""
+    """Records in a pack of checkpoints that still exist, except those for which the index names the pack."""
     vault = store.vault
     return [
         save

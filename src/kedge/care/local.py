@@ -1,4 +1,4 @@
-"""Care for a store of this machine. Each operation is a module of this package, imported when it is asked for."""
+"""Care for a local store. Each operation is a module of this package, imported when it is used."""
 
 from __future__ import annotations
 

@@ -21,10 +21,11 @@ from kedge.store.chunk_reader import ChunkReader
 from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
 
+from . import Progress
+
 if TYPE_CHECKING:
     from kedge.crypto import Keyrings
 
-Progress = Callable[[int, int], None]
 
 _PAGE = 1000
 
@@ -42,7 +43,7 @@ class RebuildReport:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was found of a namespace elsewhere, and is better than what packs tell."""
+    """What is known of a namespace from elsewhere; it takes precedence over the packs."""
 
     rows: Sequence[NewCheckpoint] = ()  # as an index has them
     chunks: Sequence[Chunk] = ()
@@ -122,7 +123,7 @@ def _present(chunks: Iterable[Chunk], packs: Mapping[str, int]) -> Iterator[tupl
 
 
 def _add(store: LocalStore, content: _Found, actor: str) -> tuple[set[str], list[str]]:
-    """The IDs that the index has now and had not, and those of them that cannot be loaded."""
+    """Add missing checkpoints to the index; return their IDs, and the IDs of those that cannot be loaded."""
     deleted = _deleted(store.index)
     missing = {i: r for i, r in content.records.items() if i not in deleted and not knows(store.index, i)}
 

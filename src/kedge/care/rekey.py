@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -34,6 +34,8 @@ from kedge.store import lease as leases
 from kedge.store.adoption import under_current_key
 from kedge.store.local import LocalStore
 
+from . import Progress
+
 _MAX_ATTEMPTS = 8
 _LEASE_S = 30.0
 
@@ -43,7 +45,7 @@ _under_way: Counter[tuple[str, str]] = Counter()  # changes that this process ha
 
 @dataclass(frozen=True, slots=True)
 class RekeyReport:
-    """What changing keys came to."""
+    """The result of a change of keys."""
 
     master: str  # ID of the master key now
     key: str  # ID of the data key now
@@ -54,10 +56,10 @@ class RekeyReport:
 
 @contextmanager
 def changing(store: LocalStore) -> Iterator[Lease]:
-    """The right to change the keys of a namespace, for as long as the block runs; LeaseHeld while another has it.
+    """Hold the lease for changing the keys of a namespace; LeaseHeld while another process holds it.
 
-    A change whose process is gone, as far as that can be known here, holds up nobody; nor does one of this process
-    that failed just when it had taken the lease.
+    The lease is taken over from a process that is known to be gone, and from a change of this process that failed just
+    after it had taken the lease.
     """
     index = _sealed_index(store)
     place = index.store_id, index.namespace
@@ -101,7 +103,7 @@ def rewrite(
     lease: Lease,
     *,
     actor: str,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> RekeyReport:
     """Write every checkpoint of the namespace anew under a new data key; resumes one that was interrupted."""
     index = _sealed_index(store)
@@ -123,7 +125,7 @@ def rewrite(
 
 
 def _rewrite_all(
-    store: LocalStore, index: EncryptedIndex, lease: Lease, actor: str, progress: Callable[[int, int], None] | None
+    store: LocalStore, index: EncryptedIndex, lease: Lease, actor: str, progress: Progress | None
 ) -> tuple[int, list[str]]:
     """How many checkpoints were written anew, and the IDs of those that could not be."""
     total = index.totals()["checkpoints"]
@@ -180,7 +182,7 @@ def _present(index: EncryptedIndex) -> str:
 def _replace_keyring(
     index: EncryptedIndex, present: str, keyring: Keyring, master: MasterKey, lease: Lease, actor: str
 ) -> str:
-    """Put a keyring in the place of the one that is known, and of no other (I10); answers what the index has now."""
+    """Replace the keyring if it is still `present` (I10); return the new one as text."""
     text = seal_keyring(keyring, master, index.store_id)
     if not index.set_keyring(text, key_id_of(text), replacing=present, actor=actor, lease_token=lease.token):
         raise Conflict(

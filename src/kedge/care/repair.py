@@ -84,7 +84,7 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
 def _carry_closed(
     new: Path, store_id: str, salvaged: Salvaged, copies: Mapping[str, str], closed: Mapping[str, str]
 ) -> int:
-    """Namespaces under other keys keep their keyrings and what the old index has of them; answers how much that is.
+    """Copy keyrings and rows of namespaces under other keys to the new index; return how many checkpoints those are.
 
     What is in packs alone waits for a rebuild with the right key, and gc keeps it until then (I3).
     """

@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from kedge import codec
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import make_own_folder
 from kedge.blobs.packs import PackBlobs
-from kedge.errors import Corrupted, NotFound, storage_error, storage_errors
+from kedge.errors import Corrupted, NotFound, storage_errors
 from kedge.index.files.index import FilesIndex, make_folder
 from kedge.index.files.journal import Journal, write_file
 from kedge.index.files.shown_files import DEFAULT, INSIDE
@@ -79,7 +79,7 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
 
 
 def _begin(journal: Journal, new: Path) -> bool:
-    """Begin with what is whole of the old journal; answers whether that is all of it."""
+    """Copy the intact beginning of the old journal; return whether that is all of it."""
     beginning, is_complete = journal.beginning()
     if beginning:
         write_file(new / INSIDE / "journal", beginning)
@@ -148,7 +148,9 @@ def _bound_to(keyring: str) -> str:
         return ""
 
 
-def _opening(inside: Path, new: Path, keys: Keyrings | None, actor: str) -> Callable[[str], Any]:
+def _opening(
+    inside: Path, new: Path, keys: Keyrings | None, actor: str
+) -> Callable[[str], AbstractContextManager[LocalStore]]:
     @contextmanager
     def opened(namespace: str) -> Iterator[LocalStore]:
         index, blobs = FilesIndex(new, namespace=namespace, view=view), PackBlobs(str(inside / "packs"))
@@ -162,7 +164,7 @@ def _opening(inside: Path, new: Path, keys: Keyrings | None, actor: str) -> Call
 
 
 def _put_aside(path: Path, new: Path, shown_rows: ShownRows) -> tuple[int, bool]:
-    """Keep the files of checkpoints that are lost; answers how many are not, and whether any is."""
+    """Copy the files of lost checkpoints aside; return how many checkpoints are left, and whether any was lost."""
     aside = path / INSIDE / new.name.replace("rebuilt", "lost")
     count, is_lost = 0, False
     for namespace in {DEFAULT, *shown_rows}:
@@ -183,12 +185,10 @@ def _put_in_place(inside: Path, new: Path) -> str:
     """The moment of the change is a rename; the old journal has another name by then."""
     old, aside = inside / "journal", inside / new.name.replace("rebuilt", "journal.damaged")
     has_old = old.exists()
-    try:
+    with storage_errors("put the new journal in place of", old):
         if has_old:
             os.link(old, aside)
         os.replace(new / INSIDE / "journal", old)
         sync_directory(inside)
         shutil.rmtree(new)
-    except OSError as error:
-        raise storage_error("put the new journal in place of", str(old), error) from error
     return str(aside) if has_old else ""

@@ -20,18 +20,17 @@ of each of the last n such periods (UTC) that have any.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kedge.model import Checkpoint, Document
 from kedge.ports import Index
 
+from . import Progress
 from .policies import RetentionPolicy, format_duration, parse_duration
 from .review import UNPLANNED, Verdict, carry_out, review
 
-__all__ = ["Plan", "Progress", "RetentionPolicy", "execute", "format_duration", "parse_duration", "plan"]
-
-Progress = Callable[[int, int], None]  # (deleted so far, to delete)
+__all__ = ["Plan", "RetentionPolicy", "execute", "format_duration", "parse_duration", "plan"]
 
 
 @dataclass(frozen=True, slots=True)

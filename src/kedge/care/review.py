@@ -1,4 +1,4 @@
-"""What a policy says of each checkpoint, told newest first while the history is read page by page.
+"""What a retention policy keeps and deletes, decided newest first while the history is read page by page.
 
 Whatever is above a checkpoint in its history decides about it: counts, periods and ages are seen from the newest, and
 a parent is older than its children. So nothing needs the whole history in memory, and what goes can go at once,
@@ -31,16 +31,16 @@ UNPLANNED = "saved after the plan was made"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A checkpoint and every reason for it to stay; it goes when there is none."""
+    """A checkpoint and every reason to keep it. Without a reason it is deleted."""
 
     checkpoint: Checkpoint
     reasons: tuple[str, ...]
 
 
 def review(index: Index, policy: RetentionPolicy, job: str | None = None) -> Iterator[Verdict]:
-    """What `policy` says of each checkpoint of one job or, with None, of all by name. Nothing is changed.
+    """Judge each checkpoint of a job, or with None of all jobs in the order of their names. Changes nothing.
 
-    Of all jobs, those that Kedge itself needs later lose nothing (`records.py`): they have to be named.
+    Jobs that Kedge itself needs (`records.py`) keep everything unless `job` names them.
 
     The newest of a job comes first. What is saved meanwhile is not looked at, but keeps its ancestors.
     A review of one job reads only that job (I6): it does not see that a checkpoint has children in other jobs.
@@ -59,7 +59,7 @@ def carry_out(
     among: Collection[str] | None = None,
     page_rows: int = _PAGE,
 ) -> Iterator[list[Verdict]]:
-    """`review`, deleting what goes in small transactions; answers in pages what was done, some of them empty.
+    """Like `review`, but delete in small transactions. Yields what was done in pages, of which some are empty.
 
     With `among`, only these IDs may go. What was pinned meanwhile stays, with its ancestors.
     """
@@ -83,7 +83,7 @@ def carry_out(
 
 
 def _delete(index: Index, doomed: Sequence[Checkpoint], actor: str) -> dict[str, tuple[str, ...]]:
-    """Delete these, children first, in small transactions; answers those that were spared, and why."""
+    """Delete these, children first, in small transactions. Return those that were spared, and why."""
     spared: dict[str, tuple[str, ...]] = {}
     needed: dict[str, str] = {}  # parent → the spared descendant
     for start in range(0, len(doomed), _BATCH):

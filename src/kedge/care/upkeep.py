@@ -36,7 +36,7 @@ class _Job:
 
 
 class Upkeep:
-    """What the saves of one process owe to the policies of their jobs."""
+    """The retention work that saves of one process do for the policies of their jobs."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -84,7 +84,7 @@ class Upkeep:
 
     @sheltered
     def finish(self) -> None:
-        """Go on with what has begun, for a moment: for processes that save little and end."""
+        """Continue for a moment with the walks that have begun: for processes that save little and end."""
         until_s = time.monotonic() + FINISH_WITHIN_S
         with self._working:
             for job in self._jobs.values():

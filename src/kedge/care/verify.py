@@ -11,7 +11,7 @@ what it condemns. So it keeps to two rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from kedge.ports import UNREADABLE, Chunk, Seen, pages
 from kedge.store.chunk_reader import read_verified
 from kedge.store.local import LocalStore
 
-Progress = Callable[[int, int], None]
+from . import Progress
+
 Row = tuple[int | None, Checkpoint, bytes]  # its number, where the index was walked; the manifest
 
 _MARK_AT_ONCE = 500
@@ -94,7 +95,7 @@ def condemn(store: LocalStore, checkpoint_id: str, *, actor: str) -> Checkpoint:
 
 
 class _Check:
-    """One check: what it has found, and what it is about to say."""
+    """One check: its findings, and the marks it has not written yet."""
 
     def __init__(self, store: LocalStore, *, deep: bool, actor: str, is_vouching: bool = True) -> None:
         self.problems: list[Problem] = []
@@ -152,7 +153,7 @@ class _Check:
         self._ends[pack] = rows[-1].offset + 1
 
     def _mark(self, seen: Sequence[Seen], status: CheckpointStatus) -> Sequence[str]:
-        """Write down what was seen; answers what still is so. Where nothing can be written, only the report says it."""
+        """Mark checkpoints that are still as they were seen; return their IDs. A read-only store is only reported."""
         try:
             return self._store.index.mark(seen, status, actor=self._actor)
         except ReadOnly:
@@ -165,7 +166,7 @@ class _Check:
             return [chunk.digest for chunk in chunks]
 
     def _condemn(self, damaged: Sequence[Chunk]) -> list[bytes]:
-        """Mark chunks that were seen damaged; answers those that still are what was seen."""
+        """Mark damaged chunks; return the digests of those that are still as they were seen."""
         standing = self._mark_damaged(damaged, True)
         still = set(standing)
         self._bad.update((chunk.digest, chunk) for chunk in damaged if chunk.digest in still)
@@ -183,7 +184,7 @@ class _Check:
         return ""
 
     def _read_all(self, rows: Sequence[Chunk]) -> Iterator[tuple[Chunk, str]]:
-        """Read chunks in parallel; answers each with "" or what is wrong with it."""
+        """Read chunks in parallel; yield each with what is wrong with it, or ""."""
         waiting: list[tuple[Chunk, Future[str]]] = []
         try:
             for chunk in rows:
@@ -202,7 +203,7 @@ class _Check:
     # Checkpoints
 
     def judge(self, row: Row) -> None:
-        """Look at a checkpoint. What is to be said of it is said with that of others, by `mark`."""
+        """Check a checkpoint. `mark` writes down the results of several at once."""
         number, checkpoint, packed = row
         damage = self._damage(checkpoint, packed)
         if damage is not None:
@@ -213,7 +214,7 @@ class _Check:
             self.mark()
 
     def mark(self) -> None:
-        """Say what was found out about checkpoints, and look again at those that have changed since."""
+        """Mark the checkpoints judged so far; judge those that changed meanwhile again."""
         for _ in range(_MAX_LOOKS):
             sound, doubtful, self._sound, self._doubtful = self._sound, self._doubtful, [], []
             self._mark(sound, CheckpointStatus.VALID)

@@ -191,17 +191,17 @@ class Endpoints:
 
     @Endpoint
     def pin(self, checkpoint_id: str, pinned: bool = True) -> Call[Checkpoint]:
-        """Keep a checkpoint from every cleanup, or let go of it."""
+        """Pin a checkpoint, or unpin it."""
         return Call("PUT", _at("checkpoints", checkpoint_id, "pin"), Checkpoint.from_json, body={"pinned": pinned})
 
     @Endpoint
     def set_status(self, checkpoint_id: str, status: str) -> Call[Checkpoint]:
-        """Mark a checkpoint."""
+        """Set the status of a checkpoint."""
         return Call("PUT", _at("checkpoints", checkpoint_id, "status"), Checkpoint.from_json, body={"status": status})
 
     @Endpoint
     def condemn(self, checkpoint_id: str) -> Call[Checkpoint]:
-        """Read all of a checkpoint and mark it if it is damaged."""
+        """Read a whole checkpoint and mark it if it is damaged."""
         return Call("POST", _at("checkpoints", checkpoint_id, "condemn"), Checkpoint.from_json)
 
     @Endpoint
@@ -212,12 +212,12 @@ class Endpoints:
 
     @Endpoint
     def delete_job(self, job: str, *, even_pinned: bool = False) -> Call[int]:
-        """Delete all checkpoints of a job; tells how many."""
+        """Delete all checkpoints of a job; return how many."""
         return Call("DELETE", _at("jobs", job), lambda answer: int(answer["deleted"]), {"even_pinned": even_pinned})
 
     @Endpoint
     def copy(self, job: str, to: str) -> Call[int]:
-        """Copy a job's history to a new name; how many checkpoints it has."""
+        """Copy a job's history to a new name; return how many checkpoints it has."""
         return Call("POST", _at("jobs", job, "copy"), lambda answer: int(answer["checkpoints"]), body={"to": to})
 
     @Endpoint
@@ -240,13 +240,13 @@ class Endpoints:
 
     @Endpoint
     def retention(self, policy: RetentionPolicy, job: str | None = None, *, dry_run: bool = True) -> Call[Document]:
-        """What a policy would delete; with dry_run=False, done."""
+        """Plan what a policy would delete; with dry_run=False, delete it."""
         body = {"job": job, "policy": json.loads(policy.to_json())}
         return Call("POST", _at("retention", "plan" if dry_run else "apply"), _same, body=body)
 
     @Endpoint
     def set_retention(self, job: str, policy: RetentionPolicy | None) -> Call[Job]:
-        """The policy that is applied after saves of a job."""
+        """Set the policy that is applied after each save of a job, or remove it."""
         body = {"policy": None if policy is None else json.loads(policy.to_json())}
         return Call("PUT", _at("jobs", job, "retention"), Job.from_json, body=body)
 
@@ -267,28 +267,28 @@ class Endpoints:
 
     @Endpoint
     def attempts(self, key: str, limit: int = 50, cursor: str | None = None) -> Call[Page[Checkpoint]]:
-        """The failed attempts of a run's steps; the metadata of each tells the error."""
+        """The failed attempts of a run's steps, each with its error in the metadata."""
         return Call("GET", _at("runs", key, "attempts"), _checkpoint_page, {"limit": limit, "cursor": cursor})
 
     @Endpoint
     def cancel(self, key: str) -> Call[bool]:
-        """End a run; False while its owner still works on a step."""
+        """Cancel a run; False while its owner still works on a step."""
         return Call("POST", _at("runs", key, "cancel"), lambda answer: bool(answer["cancelled"]))
 
     @Endpoint
     def signal(self, key: str, name: str, value: object = None) -> Call[str]:
-        """Send a value to a run; the ID of the message."""
+        """Send a value to a run; return the ID of the message."""
         body = {"name": name, "value": value}
         return Call("POST", _at("runs", key, "signals"), lambda answer: str(answer["message"]), body=body)
 
     @Endpoint
     def approvals(self, limit: int = 50, cursor: str | None = None) -> Call[Page[Document]]:
-        """What waits for a decision."""
+        """The pending approvals."""
         return Call("GET", _at("approvals"), _page("approvals", _same), {"limit": limit, "cursor": cursor})
 
     @Endpoint
     def decide(self, run: str, name: str, approved: bool, comment: str = "") -> Call[Document]:
-        """Approve or deny, for good; Conflict when it was decided."""
+        """Approve or deny, for good; Conflict if it was decided before."""
         body = {"run": run, "name": name, "approved": approved, "comment": comment}
         return Call("POST", _at("approvals"), _same, body=body)
 
@@ -307,7 +307,7 @@ class Endpoints:
     def start_execution(
         self, correlation_id: str, workflow_name: str, initial_data: Document | None = None
     ) -> Call[str]:
-        """Begin an execution; its ID."""
+        """Start an execution; return its ID."""
         body = {"correlation_id": correlation_id, "workflow_name": workflow_name, "initial_data": initial_data or {}}
         return Call("POST", _at("executions"), lambda answer: str(answer["execution_id"]), body=body)
 
@@ -315,29 +315,29 @@ class Endpoints:
     def add_step(
         self, /, execution_id: str, name: str, agent_id: str, input_data: object = None, **more: object
     ) -> Call[Document]:
-        """Begin a step of an execution; `more` is approval_required, expires_s, on_denied."""
+        """Start a step of an execution; `more` is approval_required, expires_s, on_denied."""
         body = {"checkpoint_name": name, "agent_id": agent_id, "input_data": input_data, **more}
         return Call("POST", _at("executions", execution_id, "checkpoints"), _same, body=body)
 
     @Endpoint
     def complete_step(self, execution_id: str, step: str, output: object = None, success: bool = True) -> Call[bool]:
-        """End a step, known by its name or ID; False when it had ended."""
+        """Complete a step, given by name or ID; False if it was complete."""
         body = {"checkpoint": step, "output_data": output, "success": success}
         return Call("POST", _at("executions", execution_id, "complete"), _changed, body=body)
 
     @Endpoint
     def pause_execution(self, execution_id: str) -> Call[bool]:
-        """Pause an execution; False when it was so already."""
+        """Pause an execution; False if it was paused."""
         return Call("POST", _at("executions", execution_id, "pause"), _changed)
 
     @Endpoint
     def resume_execution(self, execution_id: str) -> Call[bool]:
-        """Go on with a paused execution; False when it was going on."""
+        """Resume a paused execution; False if it was running."""
         return Call("POST", _at("executions", execution_id, "resume"), _changed)
 
     @Endpoint
     def end_execution(self, execution_id: str, success: bool = True) -> Call[bool]:
-        """End an execution; False when it had ended."""
+        """End an execution; False if it had ended."""
         return Call("POST", _at("executions", execution_id, "end"), _changed, body={"success": success})
 
     @Endpoint
@@ -352,22 +352,22 @@ class Endpoints:
 
     @Endpoint
     def stats(self, job: str | None = None) -> Call[dict[str, int]]:
-        """Numbers of the namespace, or of a job."""
+        """Statistics of the namespace, or of a job."""
         return Call("GET", _at("stats"), _same, {"job": job})
 
     @Endpoint
     def start_verify(self, job: str | None = None, deep: bool = True) -> Call[Document]:
-        """Begin to verify; the task."""
+        """Start to verify; return the task."""
         return Call("POST", _at("verify"), _same, body={"job": job, "deep": deep})
 
     @Endpoint
     def start_gc(self, *, dry_run: bool = False) -> Call[Document]:
-        """Begin to collect garbage, or only to find out what that would free; the task."""
+        """Start to collect garbage, or to find out what that would free; return the task."""
         return Call("POST", _at("gc"), _same, {"dry_run": "true"} if dry_run else {})
 
     @Endpoint
     def task(self, task_id: str) -> Call[Document]:
-        """How far a task is."""
+        """A task and its progress."""
         return Call("GET", _at("tasks", task_id), _same)
 
     @Endpoint
@@ -387,26 +387,26 @@ class Endpoints:
 
     @Endpoint
     def verify_audit(self, until: int | None = None) -> Call[EventChain]:
-        """Whether the log of changes is whole."""
+        """Verify the hash chain of the log of changes."""
         return Call("GET", _at("audit", "verify"), _chain, {"until": until})
 
     @Endpoint
     def take_lease(self, job: str, holder: str, ttl_s: float) -> Call[Lease]:
-        """The right to write a job; LeaseHeld while another has it."""
+        """Acquire the lease of a job; LeaseHeld while another process holds it."""
         body = {"holder": holder, "ttl_s": ttl_s}
         return Call("POST", _at("jobs", job, "lease"), lambda answer: Lease(**answer), body=body)
 
     @Endpoint
     def renew_lease(self, lease: Lease) -> Call[None]:
-        """Extend a lease."""
+        """Renew a lease."""
         return Call("PUT", _at("jobs", lease.job, "lease"), _same, body={"token": lease.token, "ttl_s": lease.ttl_s})
 
     @Endpoint
     def release_lease(self, lease: Lease) -> Call[None]:
-        """Give a lease back."""
+        """Release a lease."""
         return Call("DELETE", _at("jobs", lease.job, "lease"), _same, {"token": lease.token})
 
     @Endpoint
     def whoami(self) -> Call[Document]:
-        """Who the service takes the caller for."""
+        """The caller as the service knows it."""
         return Call("GET", _at("whoami"), _same)

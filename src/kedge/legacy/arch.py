@@ -109,7 +109,7 @@ def cleanup_checkpoint(checkpoint_path: Path) -> bool:
 
 
 def export(checkpoint: Checkpoint, taken: Snapshot, path: Path, *, overwrite: bool = False) -> int:
-    """Write a stored checkpoint as a directory that ARCH restores from, whole or not at all; answers its size.
+    """Write a stored checkpoint as a directory that ARCH restores from, whole or not at all; return its size.
 
     Its place there is `<checkpoint path>/<namespace>/<container ID>`. With `overwrite`, an empty directory or a
     checkpoint of ARCH is replaced there, at once; anything else is left alone.

@@ -91,7 +91,7 @@ class CheckpointManager:
         metadata: dict[str, object] | None = None,
         compress: bool = True,
     ) -> str:
-        """Durable when this returns; answers where it is. One of the same ID takes the place of the older one."""
+        """Save durably; return the path. A checkpoint with the same ID is replaced."""
         about = {"id": checkpoint_id, "level": level, "parent": parent_id, "metadata": storable(metadata or {})}
         self._store.save(
             JOB,

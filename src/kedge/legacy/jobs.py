@@ -142,7 +142,7 @@ class CheckpointManager:
         return old_id_of(newest[0]) if newest else None
 
     def cleanup_job(self, job_id: str) -> int:
-        """Delete all checkpoints of a job; answers how many."""
+        """Delete all checkpoints of a job; return how many."""
         job = name_of(job_id, most=MOST_JOB_NAME)
         return sum(self.store.delete(job, checkpoint.id) for checkpoint in self.store.walk(job))
 

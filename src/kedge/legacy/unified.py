@@ -200,7 +200,7 @@ class UnifiedCheckpointManager:
         description: str | None = None,
         process_version: str = "1.0.0",
     ) -> str:
-        """A whole checkpoint, or what one is made of; answers its ID."""
+        """Save a checkpoint, given whole or in parts; return its ID."""
         if isinstance(process_name, CheckpointData):
             self.storage.save(process_name)
             return process_name.checkpoint_id

@@ -196,7 +196,7 @@ class CheckpointableProcess:
         }
 
     def cleanup_checkpoints(self) -> int:
-        """Delete what is older than the policy says, but the newest `max_checkpoints` of that; answers how many."""
+        """Delete what is older than the policy says, but the newest `max_checkpoints` of that; return how many."""
         policy = self._checkpoint_policy
         if self._checkpoint_manager is None or not policy.auto_cleanup:
             return 0

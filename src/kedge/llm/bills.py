@@ -1,8 +1,8 @@
-"""What calls cost, and to whom: each paid call is written down, with the run and step that made it.
+"""What LLM calls cost, by run and step.
 
-`llm:calls` is the job of these records. A paid call has one of its own, saved before its answer is kept, so that the
-books never show less than what was paid. Answers that were found are added up and written down every few seconds: a
-kill forgets some money that was saved, never any that was spent.
+The records are checkpoints of the job `llm:calls`. Each paid call has its own record, saved before its response is
+cached, so the books never show less than what was paid. Cache hits are added up and saved every few seconds: a kill
+loses some records of money that was saved, never of money that was spent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any
 
 from kedge import codec
 from kedge.errors import CheckpointError
@@ -98,7 +97,7 @@ class Bill:
 
     @classmethod
     def from_json(cls, document: object) -> Bill:
-        given: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+        given: Mapping[str, object] = document if isinstance(document, Mapping) else {}
         return cls(
             paid=_whole(given.get("paid")),
             found=_whole(given.get("found")),
@@ -164,9 +163,9 @@ class Books:
         _open_books.add(self)
 
     def pay(self, charge: Charge, estimate: Decimal | None) -> Save:
-        """Count a call that was paid; answers its record, which is to be saved before anybody gets the answer.
+        """Count a paid call; return its record, which must be saved before anybody gets the response.
 
-        `estimate` is what budgets count where the vendor has not said, or not to the end, what the call took.
+        `estimate` is what budgets count if the vendor did not report the call's usage, or not all of it.
         """
         return self.record(_counted(charge), estimate)
 
@@ -175,7 +174,7 @@ class Books:
         return self._record((charge.run, charge.step, charge.model), Bill().add(charge), estimate)
 
     def found(self, charge: Charge) -> None:
-        """Count a call that was answered from the cache."""
+        """Count a cache hit."""
         charge = _counted(charge)
         with self._lock:
             self._found.append(charge)

@@ -195,7 +195,7 @@ class Cache:
             yield entry, json.loads(state["request"]), _answer_of(entry, state)
 
     def clear(self, model: str | None = None, older_than_s: float | None = None, *, dry_run: bool = False) -> int:
-        """Forget answers, and answer how many; what they cost stays in the books. Pinned ones stay."""
+        """Delete responses that are not pinned; return how many. Their costs stay in the books."""
         if older_than_s is not None and older_than_s < 0:
             raise Validation(f"older_than_s={older_than_s!r}", hint="use seconds from 0 on")
         doomed = [

@@ -64,7 +64,7 @@ def drafts(documents: Sequence[tuple[Document, str]], folder: str, options: Opti
 
 
 def _stage(document: Document, run: OldRun, *, is_cut: bool) -> Generator[Draft | Finding, None, bool]:
-    """One stage; answers whether it is done. Its result is its own entry in stage_results."""
+    """Yield the drafts of one stage; return whether it is done. Its result is its own entry in stage_results."""
     stage = document["stage"]
     results = mapping(document.get("stage_results"))
     result = results[stage] if stage in results else document.get("data", document)
