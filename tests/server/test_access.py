@@ -138,7 +138,8 @@ def test_pages_show_only_the_namespaces_of_a_token(world: Any) -> None:
     own, other = ({"Authorization": f"Bearer {texts[Scope.WRITE, space]}"} for space in ("own", "other"))
     saved = client.post("/api/v1/jobs/unseen/checkpoints?namespace=other", json={"step": "s"}, headers=other).json()
     for path in (f"/checkpoints/{saved['id']}", "/jobs/unseen"):
-        assert client.get(f"{path}?namespace=other", headers=own).status_code == 404
+        assert client.get(path, headers=own).status_code == 404
+        assert client.get(f"{path}?namespace=other", headers=own).status_code == 403  # as for what does not exist
     assert "unseen" not in client.get("/?namespace=other", headers=own).text
 
 

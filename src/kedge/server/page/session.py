@@ -11,7 +11,7 @@ from starlette.responses import Response
 from kedge.errors import NotAllowed, Unauthorized
 from kedge.server import auth
 
-from .templates import NAMESPACE, PageRoute, Reader, page, see
+from .templates import NAMESPACE, Anyone, PageRoute, page, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -41,7 +41,7 @@ async def sign_in(
 
 
 @router.post("/logout")
-async def sign_out(request: Request, access: Reader) -> Response:
+async def sign_out(request: Request, access: Anyone) -> Response:
     response = see(request, "/login")
     await auth.sign_out(request, response)
     return response
@@ -49,7 +49,7 @@ async def sign_out(request: Request, access: Reader) -> Response:
 
 @router.post("/namespace")
 async def choose_namespace(
-    request: Request, access: Reader, namespace: Annotated[str, Form(max_length=128)]
+    request: Request, access: Anyone, namespace: Annotated[str, Form(max_length=128)]
 ) -> Response:
     if namespace not in access.caller.namespaces:
         raise NotAllowed(f"namespace {namespace} is not open to you", hint="ask for a token for it")

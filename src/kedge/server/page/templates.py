@@ -21,7 +21,7 @@ import kedge
 from kedge.errors import CheckpointError, NotFound, StorageError, Unauthorized, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Job, parse_name
-from kedge.server.auth import Access, Needs, identify, service_of, session_of
+from kedge.server.auth import SAFE_METHODS, Access, Needs, identify, service_of, session_of
 from kedge.server.gate import GatedRoute
 from kedge.server.logs import request_id
 from kedge.server.problems import without_paths
@@ -48,30 +48,43 @@ _NAVIGATION = (
     ("/storage", "Storage"),
     ("/activity", "Activity"),
 )
+_SECTIONS = {"/jobs": "/", "/checkpoints": "/", "/compare": "/", "/executions": "/runs", "/retention": "/storage"}
 
 
 Number = Annotated[int, Query(ge=0, le=(1 << 53) - 1)]  # of a record, an item, …: what a store can be asked for
 
 
 class Sees(Needs):
-    """The rule of a page: as of a route, but the namespace comes from a cookie of ours."""
+    """The rule of a page: as of a route, but the namespace is that of its address, else of a cookie of ours.
+
+    The namespace of an address, and of the page that a form or a part is on, is never replaced by another one: what
+    it holds under the same names is not what was meant.
+    """
+
+    def __init__(self, scope: Scope, *, is_bound: bool = True) -> None:
+        super().__init__(scope)
+        self._is_bound = is_bound  # to the page it is on
 
     async def __call__(self, request: Request) -> Access:  # type: ignore[override]
         caller = await identify(request)
         service = service_of(request)
-        chosen = (*_named_in_address(request), request.cookies.get(NAMESPACE), service.namespace, *caller.namespaces)
+        named, of_page = request.query_params.getlist("namespace"), _namespaces_of_page(request)
+        is_part = request.method not in SAFE_METHODS or "hx-request" in request.headers
+        if meant := [*named, *(of_page if is_part and self._is_bound else ())]:
+            return self.admit(caller, meant[0], service)
+        chosen = (*of_page, request.cookies.get(NAMESPACE), service.namespace, *caller.namespaces)
         return self.admit(caller, next(namespace for namespace in chosen if namespace in caller.namespaces), service)
 
 
-def _named_in_address(request: Request) -> list[str]:
-    """The namespace of the address; a form or a part of a page has that of the page it is on."""
-    pages = (request.headers.get(name, "") for name in ("hx-current-url", "referer"))
-    own = [urlsplit(page) for page in pages]
-    queries = [request.url.query, *(page.query for page in own if page.netloc == request.headers.get("host"))]
-    return [name for query in queries for name in parse_qs(query).get("namespace", ())]
+def _namespaces_of_page(request: Request) -> list[str]:
+    """The namespace in the address of the page that a request comes from."""
+    pages = [urlsplit(request.headers.get(name, "")) for name in ("hx-current-url", "referer")]
+    own = [page.query for page in pages if page.netloc == request.headers.get("host")]
+    return [name for query in own for name in parse_qs(query).get("namespace", ())]
 
 
 Reader = Annotated[Access, Depends(Sees(Scope.READ))]
+Anyone = Annotated[Access, Depends(Sees(Scope.READ, is_bound=False))]  # who leaves a page or its namespace
 Writer = Annotated[Access, Depends(Sees(Scope.WRITE))]
 Administrator = Annotated[Access, Depends(Sees(Scope.ADMIN))]
 
@@ -197,7 +210,7 @@ def _here(request: Request) -> str:
 def _section(path: str) -> str:
     """The entry of the menu that a page belongs to."""
     first = "/" + path.strip("/").partition("/")[0]
-    return "/" if first in ("/jobs", "/checkpoints", "/compare") else first
+    return _SECTIONS.get(first, first)
 
 
 def _notice(request: Request) -> str:
