@@ -192,8 +192,8 @@ def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
 
 def test_models_show_money_spent_and_saved_apart(page: Page) -> None:
     page.goto("/models")
-    sees(page.locator(".card", has_text="Spent")).to_have_text(re.compile("on 3 calls\\s*$"))
-    sees(page.locator(".card", has_text="Saved")).to_have_text(re.compile("by 1 answer from the store\\s*$"))
+    sees(page.locator(".card", has_text="Spent")).to_have_text(re.compile("on 3 paid calls\\s*$"))
+    sees(page.locator(".card", has_text="Saved")).to_have_text(re.compile("by 1 cache hit\\s*$"))
     page.click("a:has-text('summarise-again')")
     shows(page, ".facts", "saved")
 

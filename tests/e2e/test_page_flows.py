@@ -162,12 +162,12 @@ def test_all_that_failed_is_retried_with_a_button(page_of: PageOf) -> None:
     with pytest.raises(ValueError, match="rows are missing"):
         runner.run("stops")
     page.goto("/runs/orders")
-    shows(page, ".resume", "2 items failed, 18 are done")
+    shows(page, ".resume", "2 items failed, 18 done")
     page.locator(".failure a").first.click()
     shows(page, ".notice.bad", HOSTILE)
     page.go_back()
     runner.heals = True
-    page.click("button:text-is('Retry all 2 failed')")
+    page.click("button:text-is('Retry all 2 failed items')")
     shows(page, ".notice", "was resumed")
     counts(page, "svg.cells[aria-label='20 of 20 done, 0 failed']", 1)
     counts(page, "svg.cells path", 1)
@@ -176,7 +176,7 @@ def test_all_that_failed_is_retried_with_a_button(page_of: PageOf) -> None:
     shows(page, ".resume", "check ValueError: rows are missing")
     page.click(".steps >> text=Traceback")
     shows(page, ".steps pre", "rows are missing")
-    page.click("button:text-is('Resume and retry 2 failed')")
+    page.click("button:text-is('Resume and retry all 2 failed items')")
     page.wait_for_selector("h1 >> text=completed")
     assert runner.calls == ["orders", "stops"]
 
@@ -221,7 +221,7 @@ def test_a_refusal_of_the_runner_is_told(page_of: PageOf) -> None:
     page, runner.place = page_of(runner)
     runner.run("orders")
     page.goto("/runs/orders")
-    page.click("button:text-is('Retry all 2 failed')")
+    page.click("button:text-is('Retry all 2 failed items')")
     shows(page, "main", "refused to resume orders")
 
 

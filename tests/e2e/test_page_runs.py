@@ -159,7 +159,7 @@ def test_one_item_is_found_and_retried_alone(page_of: PageOf) -> None:
     shows(page, ".notice", "convert/67 was tried again")
     counts(page, "svg.cells[aria-label='128 of 130 done, 2 failed']", 1)
     assert runner.tried == [67]
-    page.click("button:text-is('Retry all 2 failed')")
+    page.click("button:text-is('Retry all 2 failed items')")
     counts(page, "svg.cells[aria-label='130 of 130 done, 0 failed']", 1)
     assert sorted(runner.tried) == [7, 67, 127]
 

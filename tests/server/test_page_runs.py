@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from fastapi.testclient import TestClient
 
 import kedge
 from kedge.pipeline.consumer import Worker
+from kedge.pipeline.heartbeat import Heartbeat
 
 
 @kedge.pipeline
@@ -40,7 +43,8 @@ def test_failed_items_of_a_queues_run_are_put_back(client: TestClient, store: ke
     Worker(store, ["q"], {work.name: work}, lease_s=60).serve(until_empty=True)
     page = client.get("/runs/r").text
     assert 'action="/queues/retry"' in page
-    assert "Retry all 1 failed" in page
+    assert "1 item failed, 1 done" in page
+    assert "Retry the failed item</button>" in page
     assert "belongs to queue" in client.get("/runs/r/item", params={"map": "items", "item": "0"}).text
     client.post("/queues/retry", data={"queue": "q", "run": "r"}, headers={"Sec-Fetch-Site": "same-origin"})
     Worker(store, ["q"], {work.name: work}, lease_s=60).serve(until_empty=True)
@@ -79,6 +83,62 @@ def test_what_was_given_up_leads_to_its_run(client: TestClient, store: kedge.Che
     assert '<a href="/runs/given-up"><bdi>given-up</bdi></a><br><span class="error"><bdi>ValueError: no' in shown
     assert "<bdi>waits</bdi>" in shown
     assert '<a href="/runs/waits">' not in shown
+
+
+def test_a_run_that_was_given_up_is_retried_on_its_page(client: TestClient, store: kedge.CheckpointManager) -> None:
+    tried: list[str] = []
+
+    @kedge.pipeline
+    def fails_once() -> None:
+        tried.append("once")
+        if len(tried) == 1:
+            raise ValueError("no")
+
+    kedge.queue("q", store=store).submit(fails_once, key="r")
+    Worker(store, ["q"], {fails_once.name: fails_once}, lease_s=60).serve(until_empty=True)
+    page = client.get("/runs/r").text
+    assert "Given up after 1 failed attempt" in page
+    assert 'action="/queues/retry"' in page
+    client.post("/queues/retry", data={"queue": "q", "run": "r"}, headers={"Sec-Fetch-Site": "same-origin"})
+    assert 'action="/queues/retry"' not in client.get("/runs/r").text, "it is in the queue already"
+    Worker(store, ["q"], {fails_once.name: fails_once}, lease_s=60).serve(until_empty=True)
+    assert len(tried) == 2
+
+
+def test_a_run_of_a_queue_that_waits_leads_to_its_page(client: TestClient, store: kedge.CheckpointManager) -> None:
+    queue = kedge.queue("q", store=store)
+    queue.submit(child, 1, key="asks", delay_s=3600)
+    paused = {"kind": "run", "status": "paused", "session": 1}
+    store.save("asks", "run paused", {}, tags={"kind": "run"}, metadata=paused)
+    queue.submit(child, 2, key="waits", delay_s=3600)
+    shown = client.get("/queues").text
+    assert '<a href="/runs/asks"><bdi>asks</bdi></a>' in shown
+    assert '<a href="/runs/waits">' not in shown
+
+
+def test_a_queue_without_workers_says_how_to_start_one(client: TestClient, store: kedge.CheckpointManager) -> None:
+    queue = kedge.queue("q", store=store)
+    queue.submit(child, 1, key="r")
+    shown = client.get("/queues").text
+    assert "No worker takes runs from this queue." in shown
+    assert "kedge worker FILE.py --queue q" in shown
+    beats = Heartbeat(store, ["q"], 1)
+    beats.beat()
+    assert "No worker takes runs" not in client.get("/queues").text
+    beats.end()
+    assert "No worker takes runs" in client.get("/queues").text
+    Worker(store, ["q"], {child.name: child}, lease_s=60).serve(until_empty=True)
+    assert "No worker takes runs" not in client.get("/queues").text, "nothing waits for one"
+
+
+def test_failed_items_are_listed_with_their_places(client: TestClient, store: kedge.CheckpointManager) -> None:
+    with kedge.run("r", store=store, progress=False, signals=False) as run:
+        run.map(lambda n: 1 // n, [1, 0], name="plain", on_error="collect")
+        run.map(lambda n: 1 // n, [1, 0], name="keyed", key=lambda n: f"key-{n}", on_error="collect")
+    page = client.get("/runs/r").text
+    digest = re.findall(r"\b[0-9a-f]{32}\b", page)[0]
+    failures = re.findall(r'<li class="failure">.*?</a>', page)
+    assert [re.sub("<.*?>", "", failure) for failure in failures] == ["#1 " + digest, "#1 key-0"]
 
 
 def test_a_queue_shows_its_limits_and_what_comes_next(client: TestClient, store: kedge.CheckpointManager) -> None:

@@ -239,7 +239,7 @@ def explain(
         if text in map_paths:
             failed = f", {failing[text]:,} failed" if failing.get(text) else ""
             plural = "item" if history.items == 1 else "items"
-            explanations.append(Explanation(text, "map", f"{history.items:,} {plural} kept{failed}", None, None, 0))
+            explanations.append(Explanation(text, "map", f"{history.items:,} {plural} done{failed}", None, None, 0))
             continue
         outer = next((part for n in range(1, len(path)) if (part := show(path[:n])) in whole), "")
         explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer, failure_ids))

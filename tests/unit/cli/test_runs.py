@@ -32,7 +32,7 @@ def test_failed_items_are_listed_with_their_reasons_until_they_are_done(run: Run
 
     pipeline()
     shown = run("runs", "show", "r").stdout
-    assert "1 item kept, 2 failed" in shown
+    assert "1 item done, 2 failed" in shown
     assert "ValueError: no 2" in shown
     failed = answer(run("runs", "show", "r", "--json"))["failed_items"]
     assert sorted((item["map"], item["key"], item["error"]) for item in failed) == [

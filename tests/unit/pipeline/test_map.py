@@ -92,7 +92,7 @@ def test_a_map_that_stopped_goes_on_with_the_rest(store: CheckpointManager, tmp_
     assert work.calls().count("30") == 2
     assert len(work.calls()) == 51
     (found,) = explain(store, "r")
-    assert (found.verdict, found.reason) == ("map", "50 items kept")
+    assert (found.verdict, found.reason) == ("map", "50 items done")
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
@@ -222,7 +222,7 @@ def test_a_map_of_which_every_item_failed_is_explained(store: CheckpointManager)
     with kedge.run("r", store=store) as run:
         run.map(fail_on_odd, [1, 3], name="m", on_error="collect")
     assert [(step.path, step.verdict, step.reason) for step in explain(store, "r")] == [
-        ("m", "map", "0 items kept, 2 failed")
+        ("m", "map", "0 items done, 2 failed")
     ]
 
 

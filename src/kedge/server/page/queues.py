@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,21 +56,31 @@ class QueueRow:
     left_out: int  # others that wait
     schedules: Sequence[Schedule]
     limits: Sequence[str]
+    lacks_worker: bool  # though runs or schedules wait for one
 
 
 @router.get("/queues")
 async def queues(request: Request, access: Reader) -> Response:
     def look(store: CheckpointManager) -> dict[str, Any]:
-        facts = {"queues": _queues(store), "workers": find_workers(store)}
-        return {**facts, "most": _ENTRIES, "due": _due, "interval": _interval}
+        workers = find_workers(store)
+        rows = _queues(store, {name for worker in workers if worker.status == "alive" for name in worker.queues})
+        begun = store.catalogue.newest([entry.key for row in rows for entry in row.waiting], ("kind", "run"))
+        return {
+            "queues": rows,
+            "workers": workers,
+            "begun": begun,
+            "most": _ENTRIES,
+            "due": _due,
+            "interval": _interval,
+        }
 
     return await answer(request, access, "queues.html", look)
 
 
-def _queues(store: CheckpointManager) -> list[QueueRow]:
+def _queues(store: CheckpointManager, served: Collection[str]) -> list[QueueRow]:
     jobs = (job.name for job in store.jobs(QUEUE_PREFIX, 2 * _QUEUES) if job.name != workers_job())
     names = dict.fromkeys(map(queue_of, jobs))
-    return [_row(store, name) for name in islice((name for name in names if _is_usable(name)), _QUEUES)]
+    return [_row(store, name, served) for name in islice((name for name in names if _is_usable(name)), _QUEUES)]
 
 
 def _is_usable(name: str) -> bool:
@@ -82,7 +92,7 @@ def _is_usable(name: str) -> bool:
     return bool(name)
 
 
-def _row(store: CheckpointManager, name: str) -> QueueRow:
+def _row(store: CheckpointManager, name: str, served: Collection[str]) -> QueueRow:
     job = queue_job(name)
     entries = _parsed(Entry.of, store.list(job, after=0, limit=_ENTRIES))
     by_state = {state: [entry for entry in entries if entry.state == state][:_SHOWN] for state in (RUNNING, DEAD)}
@@ -94,7 +104,8 @@ def _row(store: CheckpointManager, name: str) -> QueueRow:
     left_out = total - states[RUNNING] - states[DEAD] - min(_WAITING, len(waiting))
     shown = waiting[:_WAITING]
     limits = _in_words(queue.limits)
-    return QueueRow(name, total, states, by_state[RUNNING], by_state[DEAD], shown, left_out, planned, limits)
+    lacks = name not in served and bool(waiting or by_state[RUNNING] or any(not plan.is_paused for plan in planned))
+    return QueueRow(name, total, states, by_state[RUNNING], by_state[DEAD], shown, left_out, planned, limits, lacks)
 
 
 _TURNS = {READY: 0, DELAYED: 1, HELD: 2}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kedge.errors import Conflict
+from kedge.errors import Conflict, InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import RunStatus
+from kedge.pipeline.entries import DEAD, Entry, entries_of, queue_job
 from kedge.pipeline.history import RunSummary, check_resumable, find_run
 from kedge.server.auth import Access
 from kedge.server.runner import resume
@@ -22,6 +23,17 @@ def can_resume(run: RunSummary, *, has_failed_items: bool) -> bool:
 def can_requeue(run: RunSummary, *, has_failed_items: bool) -> bool:
     """Whether a queue's workers can try the failed items of a completed run again."""
     return bool(run.queue) and run.status is RunStatus.COMPLETED and has_failed_items
+
+
+def given_up(store: CheckpointManager, run: RunSummary) -> Entry | None:
+    """The entry of a run that the workers of its queue have given up."""
+    if not run.queue or run.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
+        return None
+    try:
+        records = store.list(queue_job(run.queue), tags={"run": run.key, "state": DEAD}, limit=1)
+    except InvalidName:  # anybody who may save can write such a record
+        return None
+    return next(entries_of(records), None)
 
 
 async def start_again(access: Access, key: str) -> None:

@@ -34,13 +34,14 @@ from kedge.pipeline.progress import duration
 from kedge.process.workflow import Workflows
 from kedge.server.auth import Access
 from kedge.server.tokens import Scope
+from kedge.terminal.text import count_of
 
 from . import states
 from .approvals import as_json, asked, decided
 from .items import grid_of
 from .kinds import STATUSES, Kind
 from .memory import memory_of
-from .resumption import can_requeue, can_resume, start_again
+from .resumption import can_requeue, can_resume, given_up, start_again
 from .roster import Entry
 from .templates import Number, PageRoute, Reader, Writer, answer, linked, see
 from .timeline import Row, Span, timeline
@@ -201,6 +202,7 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
         "can_signal": may_write and not has_ended,
         "can_resume": can_resume(run, has_failed_items=has_failed_items),
         "can_requeue": can_requeue(run, has_failed_items=has_failed_items),
+        "dead": given_up(store, run),
         "signals": [wait.get("name", "") for wait in run.waiting if wait.get("for") == SIGNAL],
         "asks": asked(store, pending_approvals(store, key)),
         "decisions": decided(store, key),
@@ -325,7 +327,9 @@ def runs_again(steps: Sequence[Explanation], maps: Sequence[MapItems], run: RunS
     """What resuming the run does again, and why; what it has not come to is not known before."""
     again = [(step.path, step.reason.partition("; it runs again")[0]) for step in steps if step.verdict == "failed"]
     again += [
-        (items.path, f"{len(items.failed):,} items failed, {items.done:,} are done") for items in maps if items.failed
+        (items.path, f"{count_of(len(items.failed), 'item')} failed, {items.done:,} done")
+        for items in maps
+        if items.failed
     ]
     again += [
         (str(wait.get("name", "")), f"waits for {_AWAITED.get(wait.get('for', ''), 'something')}")
