@@ -220,9 +220,7 @@ def from_json(text: str | bytes) -> Any:
     try:
         if not isinstance(text, str):
             text = bytes(text).decode("utf-8-sig")
-        state = json.loads(
-            text, object_pairs_hook=_distinct, parse_int=_to_int, parse_float=_to_float, parse_constant=_refuse_constant
-        )
+        state = _parse(text)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:
@@ -279,3 +277,9 @@ def _to_float(digits: str) -> float:
 
 def _refuse_constant(name: str) -> object:
     raise Validation(f"{name} is not JSON", hint="use null, or a string")
+
+
+# Made once: `json.loads` makes one each time that it is told how to read.
+_parse = json.JSONDecoder(
+    object_pairs_hook=_distinct, parse_int=_to_int, parse_float=_to_float, parse_constant=_refuse_constant
+).decode

@@ -29,6 +29,7 @@ from starlette.responses import Response
 from kedge.errors import NotAllowed, Unauthorized, Validation
 from kedge.manager import CheckpointManager
 
+from .limits import headers_of
 from .schemas import Name
 from .service import Service
 from .sessions import LIFETIME
@@ -147,11 +148,6 @@ def refuse_narrow_scope(caller: Caller, needed: Scope) -> None:
 
 def _dependencies(dependant: Any) -> list[Any]:
     return [inner for dependency in dependant.dependencies for inner in (dependency, *_dependencies(dependency))]
-
-
-def headers_of(request: Request) -> dict[bytes, bytes]:
-    """The headers, of those that come twice the first: quicker than `request.headers` where several are looked for."""
-    return dict(reversed(request.scope["headers"]))
 
 
 def _root(request: Request) -> str:

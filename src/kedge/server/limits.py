@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kedge.access")
 
 _BODY = "kedge.body"  # in the scope of a request
+_HEADERS_BY_NAME = "kedge.headers"  # likewise
 _DRAIN_S = 2.0  # for what is left of a body, and more for a large one, once the service stops
 CLIENT_LEFT = 499  # in log and numbers, of a caller who went away before the body was there
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -85,7 +86,7 @@ class Edge:
             await self.app(scope, receive, send)
             return
         _put_prefix(scope)
-        headers = dict(scope["headers"])
+        headers = scope[_HEADERS_BY_NAME] = dict(reversed(scope["headers"]))
         token = request_id.set(choose_request_id(headers.get(b"x-request-id", b"").decode("latin-1")))
         asked = scope["method"]
         if asked == "HEAD":  # every GET route answers it: the same headers, no body
@@ -228,7 +229,17 @@ class Body:
         return message
 
     async def _next(self) -> Message:
-        """The next piece, by the deadline of the whole body; who sends one while the service stops has less time."""
+        """The next piece, by the deadline of the whole body; who sends one while the service stops has less time.
+
+        What is there already is taken without a timer: as a rule a small body comes together with its head.
+        """
+        if time.monotonic() < self._until:
+            receiving = self._receive().__await__()
+            try:
+                next(receiving)
+            except StopIteration as received:
+                return received.value  # type: ignore[no-any-return]
+            receiving.close()
         while (left_s := self._until - time.monotonic()) > 0:
             try:
                 async with asyncio.timeout(min(left_s, _DRAIN_S)):
@@ -245,6 +256,12 @@ def body_of(scope: Scope) -> Body:
     body = scope[_BODY]
     assert isinstance(body, Body)
     return body
+
+
+def headers_of(request: Request) -> dict[bytes, bytes]:
+    """The headers by name, of those that come twice the first: quicker than `request.headers`, and made once."""
+    headers: dict[bytes, bytes] = request.scope[_HEADERS_BY_NAME]
+    return headers
 
 
 class _HeadersOnly:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
 import sys
 from contextvars import ContextVar
@@ -15,11 +16,13 @@ from kedge.terminal.text import safe
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _GIVEN = re.compile(r"[A-Za-z0-9._-]{8,128}")
+_random = random.Random()  # nosec B311 - an ID is no secret, and this makes no system call, which hands the GIL over
+os.register_at_fork(after_in_child=_random.seed)
 
 
 def choose_request_id(given: str | None) -> str:
     """The caller's own ID where it is a harmless one, else a new one."""
-    return given if given is not None and _GIVEN.fullmatch(given) else os.urandom(8).hex()
+    return given if given is not None and _GIVEN.fullmatch(given) else f"{_random.getrandbits(64):016x}"
 
 
 class JsonLines(logging.Formatter):

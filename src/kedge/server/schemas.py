@@ -136,8 +136,11 @@ class SaveOptions(Body):
     step: Annotated[str, Field(min_length=1, max_length=1024, examples=["outline"])]
     level: Level = "step"
     parent: CheckpointId | None = None
-    tags: Tags = Field(default={}, examples=[{"kind": "best"}])
-    metadata: dict[str, Json] = Field(default={}, examples=[{"loss": 0.25}])
+    # A default that is a dict would be copied with deepcopy for each save.
+    tags: Tags = Field(default_factory=dict, examples=[{"kind": "best"}], json_schema_extra={"default": {}})
+    metadata: dict[str, Json] = Field(
+        default_factory=dict, examples=[{"loss": 0.25}], json_schema_extra={"default": {}}
+    )
     pin: bool = False
     schema_version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0"
     lease: Whole | None = Field(default=None, description="The token of the caller's lease on the job.")

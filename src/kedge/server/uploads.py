@@ -22,7 +22,7 @@ from kedge.errors import TooLarge, Validation
 from kedge.model import Checkpoint, Lease
 from kedge.store.request import Request, parse_request
 
-from .limits import Limits
+from .limits import Limits, headers_of
 from .schemas import Save, SaveOptions
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Upload:
 
 async def receive(request: HttpRequest, limits: Limits) -> Upload:
     """Take the body in: JSON into memory up to a limit, parts to disk."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = headers_of(request).get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
     if kind == "application/json":
         pieces, size = [], 0
         async for piece in request.stream():

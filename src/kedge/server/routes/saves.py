@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Request
 from kedge.server import schemas
 from kedge.server.auth import Writes
 from kedge.server.gate import takes_states
-from kedge.server.limits import body_of
+from kedge.server.limits import body_of, headers_of
 from kedge.server.responses import JsonAnswer
 from kedge.server.route import DirectRoute
 from kedge.server.transfers import save_in_chunks
@@ -63,7 +63,7 @@ async def save_checkpoint(
     store lacks, may have any size.
     """
     service = access.service
-    if request.headers.get("content-type") == SAVE_TYPE:
+    if headers_of(request).get(b"content-type") == SAVE_TYPE.encode():
         body_of(request.scope).open(sys.maxsize, service.limits.receive_s)  # taken in as it comes, in bounded memory
         return await save_in_chunks(access, job, request)
     upload = await receive(request, service.limits)
