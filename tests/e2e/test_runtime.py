@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -24,6 +25,16 @@ from tests.waiting import removed, wait_for
 
 criu = pytest.mark.requires("criu")
 pytestmark = pytest.mark.xdist_group("containers")
+
+
+# A runc that cannot pause as often as a file says.
+PAUSES = """#!/bin/sh
+read -r left < {left}
+case " $* " in *" pause "*)
+  if [ $left -gt 0 ]; then echo $((left - 1)) > {left}; echo 'unable to freeze' >&2; exit 1; fi ;;
+esac
+exec {runc} "$@"
+"""
 
 
 @pytest.fixture(name="engine")
@@ -340,6 +351,31 @@ def test_a_root_that_cannot_be_mounted_again(engine: Engine) -> None:
     engine.environment["PATH"] = usual
     engine.start("one")
     engine.lab.wait_beyond("one", reached)
+
+
+@criu
+@pytest.mark.parametrize("failures", [1, 1_000_000])
+def test_a_restored_container_that_cannot_be_paused(engine: Engine, failures: int) -> None:
+    """runc gives up before processes stand still, on a busy machine: it is asked again, and `start` succeeds."""
+    engine.bundle("one", *KEPT)
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    reached, left, runc = engine.lab.count("one"), engine.lab.root / "left", engine.lab.root / "bin/runc"
+    left.write_text(f"{failures}\n")
+    runc.parent.mkdir()
+    runc.write_text(PAUSES.format(left=left, runc=shutil.which("runc")))
+    runc.chmod(0o755)
+    engine.environment["KEDGE_RUNC"] = str(runc)
+    engine.create("one")
+    assert engine.status("one") == ("created" if failures == 1 else "running")
+    assert ("it runs before it is started" in engine.logged()) == (failures > 1)
+    engine.call("start", "one")
+    assert engine.status("one") == "running"
+    engine.lab.wait_beyond("one", reached)
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
 
 
 @criu

@@ -114,10 +114,11 @@ class _Pods:
         self._pod = self._cri.run_pod(name)
         self._volume = self._volumes.make(name, "volume", self._draw.choice(["", "Memory"]))
         attempts = itertools.count()
+        policy = self._draw.choice(["fresh", "fail"])  # what speaks against no checkpoint lets none begin anew
 
         def start() -> None:
             mounts = [("/usr", "/usr", True), (str(self._volume), "/volume", False)]
-            wishes = {"KEDGE_CHECKPOINT": "1", "KEDGE_WORKLOAD": "torture", "KEDGE_POLICY": "fail"}
+            wishes = {"KEDGE_CHECKPOINT": "1", "KEDGE_WORKLOAD": "torture", "KEDGE_POLICY": policy}
             program = (PYTHON, "-c", COUNTER)
             self._container = self._cri.start(self._pod, "main", program, wishes, mounts=mounts, attempt=next(attempts))
 
@@ -129,6 +130,7 @@ class _Pods:
 
         if not self._while_killing(victim, start):
             self._answered(start_anew)
+        assert (count := self._count()) >= self._saved, f"it began at {count}, and was saved at {self._saved}"
         self._wait_beyond(self._saved)
 
     def _count(self) -> int:

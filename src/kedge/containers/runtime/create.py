@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _TCP = "--tcp-established"
+_PAUSE_S = 2.0  # for a pause that fails to be tried again
+_LOOK_S = 0.05
 
 
 def create(container: CalledContainer) -> int | None:
@@ -261,6 +264,12 @@ class RuncTarget(Target):
         self.container.other("delete", "--force")
 
     def settle(self) -> None:
-        paused = self.container.other("pause")
-        if paused.returncode:
-            self.container.log(f"kedge: it runs before it is started: {paused.stderr.strip()}", level="warning")
+        """On a busy machine, runc may give up before the processes stand still. If they run on, `start` leaves them so:
+        they are what it is to achieve."""
+        until = time.monotonic() + _PAUSE_S
+        while (paused := self.container.other("pause")).returncode:
+            if time.monotonic() > until:
+                reason = paused.stderr.strip()
+                self.container.log(f"kedge: it runs before it is started: {reason}", level="warning")
+                return
+            time.sleep(_LOOK_S)

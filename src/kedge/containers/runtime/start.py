@@ -25,11 +25,12 @@ def _start(container: CalledContainer) -> int | None:
     if mark.wish.is_until_success:
         watch(container)
     done = container.other("resume") if mark.awaits_start else container.runc(*container.call.argv)
-    if done.returncode == 0:
+    runs_already = mark.awaits_start and done.returncode != 0 and container.status() == "running"  # it was never paused
+    if done.returncode == 0 or runs_already:
         container.write(replace(mark, started=time.time()))
     else:
         container.log(done.stderr.strip())
-    return done.returncode
+    return 0 if runs_already else done.returncode
 
 
 def watch(container: CalledContainer) -> None:
