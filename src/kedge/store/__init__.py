@@ -1,8 +1,8 @@
-"""The store: how a state becomes a durable checkpoint, and comes back verified.
+"""The store: turns a state into a durable checkpoint, and returns it verified.
 
-`Store` is the one door. Two classes stand behind it: `local.LocalStore`, an index and blobs that this process writes
-itself, and `kedge.client.store.HttpStore`, the same behind a service. Whoever saves or loads uses nothing else; what
-keeps a store healthy (`kedge.care`) needs a local one.
+`Store` is the only interface for saving and loading. It has two implementations: `local.LocalStore`, an index and blobs
+that this process writes itself, and `kedge.client.store.HttpStore`, which talks to a service. Maintenance
+(`kedge.care`) needs a local store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class How(TypedDict, total=False):
-    """A state is loaded, as `CheckpointManager.load` says."""
+    """Options for loading a state, as in `CheckpointManager.load`."""
 
     only: Sequence[str] | None
     into: object
@@ -42,7 +42,7 @@ class Store(Protocol):
 
     @property
     def catalogue(self) -> Catalogue:
-        """Which checkpoints there are: for finding and changing them. What this class does is about their states."""
+        """Which checkpoints exist, to find and change them. The other methods of this class handle states."""
         ...
 
     # Saving
@@ -52,64 +52,64 @@ class Store(Protocol):
         ...
 
     def save_many(self, saves: Sequence[Save]) -> Outcomes:
-        """`save` of each on its own: its checkpoint, or what it raises. Small ones may share one commit (I1)."""
+        """`save` each independently: return its checkpoint or the exception. Small ones may share one commit (I1)."""
         ...
 
     def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
-        """Save the state of `source` again as `request` says; nothing is copied, both share their chunks."""
+        """Save the state of `source` again as `request` says. Nothing is copied: both share their chunks."""
         ...
 
     # Loading
 
     def load(self, stored: Stored, **how: Unpack[How]) -> object:
-        """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
+        """Return the state, with each byte verified (I2); with `only`, just the matching branches."""
         ...
 
     def tree(self, stored: Stored) -> bytes:
-        """The encoded tree of the state, without its buffers."""
+        """Return the encoded tree of the state, without its buffers."""
         ...
 
     def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> Mapping[int, Target | StoredStream]:
-        """Buffers of the state by ordinal, all by default; large sources stay in the store until they are read."""
+        """Return buffers by ordinal, all by default; large sources stay in the store until they are read."""
         ...
 
     def pieces(self, stored: Stored, ordinal: int) -> Iterator[memoryview]:
-        """The bytes of one buffer, chunk by chunk, each verified (I2)."""
+        """Yield the bytes of one buffer by chunk, each verified (I2)."""
         ...
 
     # From and to other stores (`kedge.care.copy`)
 
     def export(self, checkpoint_id: str) -> Exported:
-        """The checkpoint as another store can take it; Corrupted where its manifest is damaged."""
+        """Return the checkpoint in a form another store can adopt. Raises Corrupted if its manifest is damaged."""
         ...
 
     def adopt(self, exported: Sequence[Exported], *, actor: str, moved: Moved) -> Checkpoints:
-        """Save checkpoints of another store as they are there: one, or several that have no chunks.
+        """Save checkpoints of another store unchanged: one, or several without chunks.
 
-        Chunks that are here already are not read. Answers what has their IDs here now.
+        Reads only the chunks that are missing here. Returns the checkpoints that now have these IDs here.
         """
         ...
 
     # Life
 
     def after_fork(self) -> None:
-        """In a forked child: let go of what belongs to the parent."""
+        """Discard the parent's threads and locks in a forked child."""
         ...
 
     def close(self) -> None: ...
 
 
 def knows(catalogue: Catalogue, checkpoint_id: str) -> bool:
-    """Whether the checkpoint exists, damaged or not."""
+    """Return whether the checkpoint exists, damaged or not."""
     try:
         catalogue.get(checkpoint_id)
     except NotFound:
         return False
     except Corrupted:
-        return True  # what is wrong with it, reading it tells
+        return True  # reading it will tell what is wrong
     return True
 
 
 def not_over_http(what: str, hint: str = "use the store itself, where the service runs") -> Validation:
-    """The refusal of what needs the store itself."""
+    """The error for an operation that needs a local store."""
     return Validation(f"{what} is not available over HTTP", hint=hint)

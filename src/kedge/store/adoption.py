@@ -1,4 +1,4 @@
-"""States that are stored already, saved as other checkpoints: of the same store, and on their way from one to another.
+"""Stored states saved as other checkpoints: in the same store, or on their way to another one.
 
 Every chunk is read verified (I2) and durable before the checkpoint that names it (I1).
 """
@@ -23,32 +23,32 @@ from .request import Request
 if TYPE_CHECKING:
     from .local import LocalStore
 
-MOVE_BYTES = 4 << 20  # read and written by one worker at once
-_USUAL_BYTES = 1 << 19  # of a chunk whose length is not known
+MOVE_BYTES = 4 << 20  # one worker's task
+_USUAL_BYTES = 1 << 19  # assumed for a chunk of unknown length
 _AT_ONCE = 4
 _CARRIED_CHUNKS = 64
 _MAX_ATTEMPTS = 8
 
 ReadChunks: TypeAlias = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain bytes by digest
-Moved: TypeAlias = Callable[[int, int], None]  # so many chunks, so many plain bytes
+Moved: TypeAlias = Callable[[int, int], None]  # called with the numbers of chunks and of plain bytes moved
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A checkpoint as another store can take it: its record, the digests of all chunks that it needs, and these."""
+    """A checkpoint in a form another store can adopt: its record, the digests of all its chunks, and access to them."""
 
     record: NewCheckpoint
     references: Sequence[bytes]
     read: ReadChunks
-    sizes: Mapping[bytes, int] = field(default_factory=dict)  # of chunks, as far as they are known
-    spilled: bytes = b""  # what lies in chunks of a manifest that is only the root of one
+    sizes: Mapping[bytes, int] = field(default_factory=dict)  # of chunks, if known
+    spilled: bytes = b""  # the manifest's content in chunks, if the manifest is only its root
 
     def size_of(self, digest: bytes) -> int:
         return self.sizes.get(digest, _USUAL_BYTES)
 
 
 def record_to_export(checkpoint: Checkpoint, packed: bytes, key: tuple[str, bytes] | None) -> NewCheckpoint:
-    """`key`: the idempotency key of the checkpoint, and what it must match."""
+    """Return the record. `key` is the checkpoint's idempotency key and what it must match."""
     is_archived = checkpoint.status is CheckpointStatus.ARCHIVED
     return replace(
         NewCheckpoint.of(checkpoint, packed),
@@ -60,7 +60,7 @@ def record_to_export(checkpoint: Checkpoint, packed: bytes, key: tuple[str, byte
 
 
 def branch(store: LocalStore, source: Stored, request: Request, *, actor: str) -> Checkpoint:
-    """Save the state of `source` again as `request` says; nothing is copied, both share their chunks."""
+    """Save the state of `source` again as `request` says. Nothing is copied: both share their chunks."""
     try:
         return store.turns.run(_branch, store, source, request, actor)
     except Corrupted:
@@ -94,7 +94,7 @@ def _branch(store: LocalStore, source: Stored, request: Request, actor: str) -> 
                     f"checkpoint {source[0].id} is damaged: {len(gone.digests)} of its chunks cannot be reused",
                     hint="kedge check names what is damaged; choose another one",
                 ) from gone
-            store.refresh_keys()  # they are being changed, and its chunks have other names now
+            store.refresh_keys()  # a change of keys has renamed its chunks
         else:
             store.note()
             return checkpoint
@@ -103,9 +103,9 @@ def _branch(store: LocalStore, source: Stored, request: Request, actor: str) -> 
 
 @contextmanager
 def under_current_key(store: LocalStore, record: NewCheckpoint) -> Iterator[NewCheckpoint]:
-    """The record with its chunks under the names that the current data key gives; what is not there is written.
+    """Yield the record with its chunks named by the current data key, after writing those that are missing.
 
-    That is nothing, unless keys are being changed. Inside the block the record is to be committed.
+    None are missing unless keys are being changed. Commit the record inside the block.
     """
     if store.vault is None:
         yield record
@@ -115,11 +115,11 @@ def under_current_key(store: LocalStore, record: NewCheckpoint) -> Iterator[NewC
     with settled(writer):
         digests = list(dict.fromkeys(store.contents(record.manifest)))
         for start in range(0, len(digests), _CARRIED_CHUNKS):
-            places = store.reader.find(some := digests[start : start + _CARRIED_CHUNKS])
-            for digest in some:
+            places = store.reader.find(batch := digests[start : start + _CARRIED_CHUNKS])
+            for digest in batch:
                 place = places.get(digest)
                 if place is None or place.digest == key.chunk_id(digest):
-                    writer.reuse(digest)  # if it is gone, the commit says so
+                    writer.reuse(digest)  # the commit checks that it still exists
                 else:
                     writer.add_named(store.reader.read_named([digest], of=record.id))
         plain = replace(record, stored_bytes=len(record.manifest))
@@ -138,8 +138,10 @@ def export(store: LocalStore, checkpoint_id: str) -> Exported:
 
 
 def adopt(store: LocalStore, exported: Sequence[Exported], *, actor: str, moved: Moved) -> Checkpoints:
-    """Save them as they are; of their chunks, only those move that are not here. Several share a commit if none has
-    chunks. Answers what has their IDs here now: if it was here before, that is for the caller to compare."""
+    """Save checkpoints unchanged, moving only the chunks that are missing here. Return those with their IDs here.
+
+    Several share a commit if none has chunks. The caller must compare a checkpoint that was here before.
+    """
     if len(exported) > 1 or not exported[0].references:
         return _adopt_small(store, [export.record for export in exported], actor)
     return [_adopt_one(store, exported[0], actor, moved)]
@@ -183,7 +185,7 @@ def _move(
     distrusted: frozenset[bytes],
     moved: Moved,
 ) -> None:
-    """Hand over what the store lacks: a few MiB for each worker, a few workers at once."""
+    """Move the chunks the store lacks, a few MiB per worker, with a few workers."""
     there = store.index.locate([writer.name(digest) for digest in exported.references])
     missing: list[bytes] = []
     for digest in exported.references:
@@ -200,22 +202,22 @@ def _move(
 
     under_way: list[Future[None]] = []
     try:
-        for some in portions(missing, exported.size_of, MOVE_BYTES):
+        for batch in portions(missing, exported.size_of, MOVE_BYTES):
             while len(under_way) >= _AT_ONCE:
                 under_way.pop(0).result()
-            under_way.append(store.pool().submit(move, some))
+            under_way.append(store.pool().submit(move, batch))
         while under_way:
             under_way.pop(0).result()
     finally:
         for future in under_way:
             future.cancel()
-        for future in under_way:  # the writer must not be used once this has returned
+        for future in under_way:  # nothing may use the writer after this returns
             if not future.cancelled():
                 future.exception()
 
 
 def taken(store: LocalStore, record: NewCheckpoint) -> Checkpoint:
-    """The checkpoint that has the ID here."""
+    """Return the checkpoint that has the ID here."""
     try:
         return store.index.get(record.id)
     except NotFound:

@@ -23,16 +23,16 @@ from kedge.exit import save_at_end
 
 T = TypeVar("T")
 
-IN_FLIGHT = 2  # saves staged at once; a further one waits, so that memory stays bounded
-COPIERS = min(8, os.cpu_count() or 1)  # one thread alone does not fill the bus of a machine with many cores
-PIECE_BYTES = 16 << 20  # what one of them takes at once
+IN_FLIGHT = 2  # staged saves; a further one waits, so that memory stays bounded
+COPIERS = min(8, os.cpu_count() or 1)  # a single thread cannot fill the memory bus of a machine with many cores
+PIECE_BYTES = 16 << 20  # the task of one copier
 
 
 class PendingSave(Future[T]):
-    """The future of a save_async. An error nobody asked for comes up at the next save and at close.
+    """The future of a save_async. The next save, or close, raises an error that nobody has asked for.
 
-    Like all futures it has a lock, which whoever fulfils it needs too: the main thread, which a signal handler may
-    interrupt in order to save, never holds it.
+    Its lock, like that of any future, is also needed by the thread that fulfils it. So the main thread never holds it:
+    a signal handler that saves may interrupt it.
     """
 
     was_seen = False
@@ -62,7 +62,7 @@ class PendingSave(Future[T]):
 
 
 class Arena:
-    """Memory to copy states into. For those of an accelerator its pages are locked, once."""
+    """Memory to copy states into. Its pages are locked once if an accelerator's state is copied."""
 
     _locked_by: DeviceMemory | None = None
 
@@ -71,7 +71,7 @@ class Arena:
 
     def lock(self, device: DeviceMemory) -> None:
         if self._locked_by is None:
-            shelter.run(touch, self.view)  # locking pages makes those that are missing, one after the other
+            shelter.run(touch, self.view)  # locking missing pages would create them one at a time
             if device.lock(self.view):
                 self._locked_by = device.part(0, 0)
 
@@ -81,17 +81,17 @@ class Arena:
             self._locked_by = None
 
     def __del__(self) -> None:
-        self.free()  # an interrupt may have dropped it anywhere
+        self.free()  # an interrupt may have dropped the arena anywhere
 
 
 def touch(memory: memoryview) -> None:
-    """Write to all of new memory, by several threads: the kernel makes each page when it is first written to."""
+    """Write to all of new memory in several threads: the kernel creates each page at the first write."""
     _at_once([partial(_clear, piece) for piece in cut(memory, PIECE_BYTES)])
 
 
 def copy(source: memoryview, target: memoryview) -> list[Callable[[], None]]:
-    """Copy to a target of the same size. What is large is left to do, in pieces: for several threads."""
-    if source.readonly or len(source) <= PIECE_BYTES:  # ctypes takes the address of writable memory only
+    """Copy to a target of the same size. For large sources, return the copies still to be done, for several threads."""
+    if source.readonly or len(source) <= PIECE_BYTES:  # ctypes takes only the address of writable memory
         target[:] = source
         return []
     return [partial(_move, *pair) for pair in zip(cut(source, PIECE_BYTES), cut(target, PIECE_BYTES), strict=True)]
@@ -106,7 +106,7 @@ def _move(source: memoryview, target: memoryview) -> None:
 
 
 def _address(memory: memoryview) -> Any:
-    """For a function of C, beside which other threads work; the memory lives as long as this."""
+    """Return an address for a C function that releases the GIL; it keeps the memory alive."""
     return ctypes.byref(ctypes.c_char.from_buffer(memory))
 
 
@@ -118,17 +118,17 @@ def _at_once(tasks: Sequence[Callable[[], None]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A state that was copied: the caller's may change."""
+    """A copied state; the caller's may change."""
 
     encoded: Encoded
     arena: Arena | None
-    is_counted: bool  # among those being staged, until it is given to be committed
+    is_counted: bool  # counted as being staged, until it is handed over to be committed
 
 
 class BackgroundSaves:
-    """One thread that commits staged states in the order they were given."""
+    """One thread that commits staged states in the order they were staged."""
 
-    is_used = False  # until the first is staged there is nothing to wait for, and nothing has failed
+    is_used = False  # before the first, there is nothing to wait for, and nothing has failed
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[tuple[PendingSave[Any], Callable[[Encoded], object], Staged] | None] = SimpleQueue()
@@ -138,17 +138,17 @@ class BackgroundSaves:
         self._failed: list[PendingSave[object]] = []
         self._pending: list[PendingSave[Any]] = []
         self._staging = 0  # by threads other than the main one
-        self._thread: threading.Thread | None = None  # None also while it comes to its end
-        self._committer = 0  # its number: what it saves itself must not wait for it
+        self._thread: threading.Thread | None = None  # also None while it ends
+        self._committer = 0  # its ident: a save by this thread must not wait for itself
         _unfinished.add(self)
 
     def stage(self, encoded: Encoded) -> Staged:
-        """Copy the buffers of `encoded`; they may be changed again when this returns.
+        """Copy the buffers of `encoded`; the originals may be changed when this returns.
 
-        In the thread of the caller, whose device and stream of an accelerator count; so without locks.
+        Runs without locks in the caller's thread, whose device and accelerator stream are current.
         """
         self.is_used = True
-        is_counted = not shelter.is_exposed()  # where an interrupt can come between, nothing is counted
+        is_counted = not shelter.is_exposed()  # an exposed save could be interrupted before it is uncounted
         if is_counted or not self._is_roomy():
             shelter.wait_for(self._wait_for_room, is_counted)
         try:
@@ -172,7 +172,7 @@ class BackgroundSaves:
             self._has_room.notify_all()
 
     def commit_later(self, staged: Staged, commit: Callable[[Encoded], T]) -> PendingSave[T]:
-        """Let the thread `commit` what was staged, behind all that was given before."""
+        """Let the thread `commit` a staged state, after all earlier ones."""
         future: PendingSave[T] = PendingSave()
         with self._lock:
             self._staging -= staged.is_counted
@@ -183,7 +183,7 @@ class BackgroundSaves:
                 _finish_in_child()
             self._pending = [*self._pending, future]
         self._jobs.put((future, commit, staged))
-        if _exit.has_begun:  # nobody will wait for it any more, nor ask what became of it
+        if _exit.has_begun:  # nobody will wait for it any more, or ask for its error
             self.finish()
             self.raise_unseen()
         return future
@@ -214,7 +214,7 @@ class BackgroundSaves:
                 else:
                     buffers.append(buffer)
             rest: list[Callable[[], None]] = []
-            for own, place in zip(encoded.buffers, buffers, strict=True):  # while the accelerator copies by itself
+            for own, place in zip(encoded.buffers, buffers, strict=True):  # meanwhile the accelerator copies
                 if isinstance(own, memoryview):
                     rest += copy(own, place)  # type: ignore[arg-type]
             if rest:
@@ -227,13 +227,13 @@ class BackgroundSaves:
         return Staged(Encoded(encoded.tree, buffers, is_private=True), arena, is_counted)
 
     def _take(self, size: int) -> Arena:
-        """An arena of at least `size`. Kept between saves: touching fresh memory costs more than the copy."""
+        """Return an arena of at least `size`. Reused between saves: touching new memory costs more than the copy."""
         for arena in sorted(self._arenas, key=lambda arena: len(arena.view)):
             if len(arena.view) >= size:
                 try:
                     self._arenas.remove(arena)
                 except ValueError:
-                    continue  # another thread was faster
+                    continue  # another thread took it
                 return arena
         self._free_arenas()
         return Arena(size)
@@ -243,7 +243,7 @@ class BackgroundSaves:
             try:
                 self._arenas.pop().free()
             except IndexError:
-                return  # another thread was faster
+                return  # another thread took it
 
     def _run(self) -> None:
         self._committer = threading.get_ident()
@@ -256,7 +256,7 @@ class BackgroundSaves:
 
     def _do(self, future: PendingSave[object], commit: Callable[[Encoded], object], staged: Staged) -> None:
         try:
-            if future.set_running_or_notify_cancel():  # from here on cancel() is refused
+            if future.set_running_or_notify_cancel():  # from now on cancel() is refused
                 future.set_result(commit(staged.encoded))
         except BaseException as error:  # noqa: BLE001 - handed to the caller through the future
             with self._lock:
@@ -267,7 +267,7 @@ class BackgroundSaves:
                 self._arenas.append(staged.arena)
 
     def drain(self) -> None:
-        """Wait until all that was given so far is committed or has failed: what comes next comes after it."""
+        """Wait until all earlier saves are committed or have failed, so that the next save comes after them."""
         if self._pending and threading.get_ident() != self._committer:
             shelter.wait_for(wait, self._pending)
 
@@ -280,20 +280,20 @@ class BackgroundSaves:
             thread.join()
 
     def raise_unseen(self) -> None:
-        """Raise the first failure that nobody has looked at yet; the next call raises the next one."""
+        """Raise the first failure that nobody has seen; the next call raises the next one."""
         while self._failed:
             future = self._failed.pop(0)
             if not future.was_seen and (error := future.exception()) is not None:
                 raise error
 
     def close(self) -> None:
-        """Wait for everything staged, then raise what failed unseen."""
+        """Wait for everything staged, then raise the first unseen failure."""
         self.finish()
         self._free_arenas()
         self.raise_unseen()
 
     def report(self) -> bool:
-        """At the end of the program: wait for everything staged, and print what failed; whether anything did."""
+        """At the end of the program, wait for everything staged and print failures. Return whether there were any."""
         has_failed = False
         while True:
             try:
@@ -302,7 +302,7 @@ class BackgroundSaves:
                 has_failed = True
                 sys.stderr.write("kedge: a save_async failed as the program ended:\n")
                 traceback.print_exception(error)
-                if not isinstance(error, Exception):  # Ctrl-C: who waits has had enough
+                if not isinstance(error, Exception):  # Ctrl-C: stop waiting
                     return True
             else:
                 return has_failed
@@ -316,7 +316,7 @@ class _Exit:
 
 
 class _Failure:
-    """Makes the exit code 1. Python lets no exit handler change it: this goes when everything else has gone."""
+    """Makes the exit code 1. No exit handler can change it in Python, so this runs after everything else is gone."""
 
     def __del__(self, exit_now: Callable[[int], None] = os._exit) -> None:
         exit_now(1)
@@ -328,7 +328,7 @@ _unfinished: weakref.WeakSet[BackgroundSaves] = weakref.WeakSet()
 
 @save_at_end
 def _finish_all() -> None:
-    """A program that ends without close() still gets what it staged, and an exit code that tells if it did not."""
+    """Finish what a program staged that ends without close(). If that fails, the exit code tells."""
     _exit.has_begun = True
     failed = [saves for saves in list(_unfinished) if saves.report()]
     if failed:
@@ -336,7 +336,7 @@ def _finish_all() -> None:
 
 
 def _finish_in_child() -> None:
-    """Children of multiprocessing end without exit handlers: theirs are finalizers."""
+    """Register a finalizer, because children of multiprocessing end without exit handlers."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _finish_all, exitpriority=100)

@@ -1,6 +1,6 @@
-"""What this process knows of chunks: those of each job's last save, those that are stored, small ones it has read.
+"""What this process remembers of chunks: each job's last save, stored chunks, and small ones it has read.
 
-The first two are guesses that save a question: that the chunks exist is checked by the index when it commits (I3).
+The first two are guesses that save a query: the index checks at the commit that the chunks exist (I3).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MOST_ENTRIES = 65536
 _MOST_PACKS = 4096
 _MOST_RECENT_BYTES = 16 << 20
 _SMALL_BYTES = 32 << 10
-_ENTRY_BYTES = 128  # what an entry takes besides its bytes
-_TRUSTED_S = 60.0  # a pack that is not a file here, once it was seen whole: looking costs a round trip each time
+_ENTRY_BYTES = 128  # overhead of an entry
+_TRUSTED_S = 60.0  # for a pack that is not a local file, once seen whole: each look costs a round trip
 
 
 class RecentChunks:
-    """Small chunks that were read and verified (I2): neighbours in a history share most of them.
+    """Small chunks that were read and verified (I2), because neighbours in a history share most of them.
 
-    A digest stands for the same bytes for ever. No lock: a signal handler may come anywhere.
+    A digest stands for the same bytes forever. No lock, because a signal handler may interrupt anywhere.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class RecentChunks:
         self._size_bytes = 0
 
     def among(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Those of these that are known."""
+        """Return those of these chunks that are known."""
         known = self._chunks
         return {digest: data for digest in digests if (data := known.get(digest)) is not None}
 
@@ -49,7 +49,7 @@ class RecentChunks:
 
 
 class RecentStreams:
-    """What jobs were last saved as, for the next save of each to be compared with."""
+    """The streams of each job's last save, to compare its next save with."""
 
     def __init__(self) -> None:
         self._streams: OrderedDict[str, Sequence[Sequence[Entry]]] = OrderedDict()
@@ -73,14 +73,14 @@ class RecentStreams:
 
 
 class KnownChunks:
-    """Chunks of parted trees that were committed here, each with the pack it was in; "" is the index itself."""
+    """Committed chunks of parted trees, each with its pack; "" is the index itself."""
 
     def __init__(self, index: Index, blobs: Blobs) -> None:
         self._index = index
         self._blobs = blobs
         self._lock = threading.Lock()
         self._packs_of: OrderedDict[bytes, str | None] = OrderedDict()
-        self._seen_whole: OrderedDict[str, float] = OrderedDict()  # packs elsewhere, and when (monotonic)
+        self._seen_whole: OrderedDict[str, float] = OrderedDict()  # remote packs, and when seen (monotonic)
 
     def after_fork(self) -> None:
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class KnownChunks:
         return name in self._packs_of
 
     def remember(self, names: Iterable[bytes], new: Sequence[Chunk]) -> None:
-        """These were named by a save that has committed, and `new` ones among them were written by it."""
+        """Note the chunks that a committed save named; it wrote the `new` ones."""
         placed = {chunk.digest: chunk.pack for chunk in new}
         self._saw({pack for pack in placed.values() if pack})
         with self._lock:
@@ -100,9 +100,9 @@ class KnownChunks:
                 self._packs_of.popitem(last=False)
 
     def check_packs(self, reused: Sequence[bytes]) -> None:
-        """A save must not rest on a pack that somebody removed or cut: its chunks are written again (ChunksGone).
+        """Raise ChunksGone if a reused pack was removed or truncated, so that its chunks are written again.
 
-        Looks at the end of each pack only; a chunk damaged inside is found by reading it, that is by verify.
+        Reads only the end of each pack. A chunk damaged inside is found by reading it, for example by verify.
         """
         now_s = time.monotonic()
         doubtful = [name for name in reused if not self._is_trusted(self._packs_of.get(name), now_s)]
@@ -120,7 +120,7 @@ class KnownChunks:
             except (NotFound, Corrupted):
                 self._index.mark_damaged(chunks, True)
                 raise ChunksGone([chunk.digest for chunk in chunks]) from None
-        self._saw(by_pack)  # only what was looked at: trust is not renewed by being relied on
+        self._saw(by_pack)  # only what was read: relying on a pack does not renew trust in it
 
     def _is_trusted(self, pack: str | None, now_s: float) -> bool:
         return pack == "" or (pack is not None and now_s - self._seen_whole.get(pack, -_TRUSTED_S) < _TRUSTED_S)

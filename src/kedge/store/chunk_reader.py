@@ -1,6 +1,6 @@
-"""From chunks in a store back to bytes: find, read, open, verify, put together.
+"""From stored chunks back to bytes: locate, read, decrypt, verify, join.
 
-Every chunk is verified by its digest before its bytes reach anyone (I2).
+Every chunk is verified by its digest before its bytes are returned (I2).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .manifest import decompress
 if TYPE_CHECKING:
     from kedge.crypto import Vault
 
-RUN_BYTES = 8 << 20  # of neighbours in a pack elsewhere, asked for at once; each worker keeps as much memory
-_GAP_BYTES = 64 * 1024  # between two of them that is read too, because it costs less than asking twice
+RUN_BYTES = 8 << 20  # of neighbours in a remote pack per read; each worker keeps as much memory
+_GAP_BYTES = 64 * 1024  # a smaller gap between two of them is read, too: that costs less than another read
 
 _T = TypeVar("_T")
 _local = threading.local()
 
 
 class ChunkReader:
-    """Reads chunks of one store, verified, into memory the caller provides."""
+    """Reads verified chunks of one store into memory that the caller provides."""
 
     def __init__(
         self,
@@ -47,16 +47,17 @@ class ChunkReader:
 
     @sheltered
     def find(self, digests: Iterable[bytes]) -> dict[bytes, Chunk]:
-        """Where the chunks with this content are; unknown ones are left out."""
+        """Return where the chunks with this content are; unknown ones are left out."""
         if self._vault is None:
             return self._locate(list(digests))
         names = {digest: self._vault.chunk_ids(digest) for digest in digests}
-        places = self._locate([name for some in names.values() for name in some])
-        # While keys are changed a chunk may be there under two names: the first one is that of the current key.
-        return {d: places[some[0]] for d, ids in names.items() if (some := [name for name in ids if name in places])}
+        places = self._locate([name for ids in names.values() for name in ids])
+        # During a change of keys a chunk may exist under two names; the first is that of the current key.
+        known = {digest: [name for name in ids if name in places] for digest, ids in names.items()}
+        return {digest: places[ids[0]] for digest, ids in known.items() if ids}
 
     def _find_again(self, digest: bytes, place: Chunk | None) -> Chunk | None:
-        """Where a chunk is now: gc may have moved it, or a change of keys renamed it. None if nowhere else."""
+        """Return where a chunk is now; None if nowhere else. gc may have moved it, or a change of keys renamed it."""
         if self._vault is not None:
             self._vault.refresh()
         moved = self.find([digest]).get(digest)
@@ -64,7 +65,7 @@ class ChunkReader:
 
     @sheltered
     def read(self, wanted: Sequence[tuple[Entry, memoryview | Staged]], *, of: str) -> None:
-        """Fill each target with the chunk of its entry, in parallel, every one verified (I2)."""
+        """Fill each target with the chunk of its entry, in parallel, each verified (I2)."""
         places = self.find({e.digest for e, _ in wanted if not e.is_zero})
         if len(wanted) <= 2:
             self._read_some(wanted, places, of)
@@ -81,16 +82,19 @@ class ChunkReader:
         finally:
             for future in futures:
                 future.cancel()
-            for future in futures:  # nobody may write into the targets once this has returned
+            for future in futures:  # nobody may write to the targets after this returns
                 if not future.cancelled():
                     future.exception()
 
     @sheltered
     def read_row(self, entries: Sequence[Entry], memory: memoryview, *, of: str) -> None:
-        """Fill `memory` with chunks one behind the other, every one verified (I2): in this thread, for callers with
-        threads of their own. What lies in a pack as it is wanted is read at once. Zeros are left out."""
+        """Fill `memory` with consecutive chunks, each verified (I2). Zeros are skipped.
+
+        Runs in this thread, for callers with threads of their own. Chunks that are consecutive in a pack share one
+        read.
+        """
         places = self.find({entry.digest for entry in entries if not entry.is_zero})
-        run: list[tuple[Entry, memoryview]] = []  # of chunks that lie side by side
+        run: list[tuple[Entry, memoryview]] = []  # of chunks that are consecutive in a pack
         begin = end = 0
         before: Chunk | None = None
         for entry in entries:
@@ -110,14 +114,14 @@ class ChunkReader:
             self._read_side_by_side(run, memory[begin : begin + sum(len(part) for _, part in run)], places, of)
 
     def _is_plain(self, place: Chunk | None) -> bool:
-        """Whether the bytes in the pack are those of the chunk."""
+        """Return whether the bytes in the pack are those of the chunk."""
         is_raw = place is not None and place.encoding is Encoding.RAW and place.stored_bytes == place.size_bytes
         return is_raw and place is not None and place.data is None and self._vault is None
 
     def _read_side_by_side(
         self, run: Sequence[tuple[Entry, memoryview]], memory: memoryview, places: dict[bytes, Chunk], of: str
     ) -> None:
-        """What fails is read again by itself, which tells what is the matter with it."""
+        """Read a run at once. A chunk that fails is read again alone, which finds the reason."""
         first = places.get(run[0][0].digest)
         is_read = False
         if len(run) > 1 and first is not None:
@@ -135,7 +139,7 @@ class ChunkReader:
     def _runs(
         self, wanted: Sequence[tuple[Entry, memoryview | Staged]], places: Mapping[bytes, Chunk]
     ) -> tuple[list[list[tuple[Entry, memoryview | Staged]]], list[tuple[Entry, memoryview | Staged]]]:
-        """Neighbours in packs that are not files here, and all others."""
+        """Split into runs of neighbours in remote packs, and all others."""
         elsewhere: list[tuple[Entry, memoryview | Staged]] = []
         alone: list[tuple[Entry, memoryview | Staged]] = []
         for item in wanted:
@@ -148,7 +152,7 @@ class ChunkReader:
         return place.data is None and self._blobs.file_of(place.pack) is None
 
     def _read_run(self, run: Sequence[tuple[Entry, memoryview | Staged]], places: dict[bytes, Chunk], of: str) -> None:
-        """Neighbours, read at once. What fails is read again by itself, which tells what is the matter with it."""
+        """Read a run of neighbours at once. A chunk that fails is read again alone, which finds the reason."""
         try:
             stored = read_neighbours(self._blobs, [places[entry.digest] for entry, _ in run])
         except (NotFound, Corrupted):
@@ -165,7 +169,7 @@ class ChunkReader:
                 target.take(memory)
 
     def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
-        """The bytes of chunks that are known by their digests alone, verified by them when they were read (I2)."""
+        """Return chunks that are known only by digest, verified by it when they were read (I2)."""
         chunks = self._recent.among(digests)
         if missing := [digest for digest in digests if digest not in chunks]:
             read = self._read_all_named(missing, of)
@@ -183,7 +187,7 @@ class ChunkReader:
                 for digest, data in zip(run, stored, strict=True):
                     contents[digest] = bytes(unpack(places[digest], data, self._vault))
             except (NotFound, Corrupted):
-                continue  # read by themselves below
+                continue  # each is read alone below
         for digest in digests:
             place, plain = places.get(digest), contents.get(digest)
             if plain is None and place is not None and place.data is not None:
@@ -214,10 +218,10 @@ class ChunkReader:
             raise _damaged(entry, of, error.message) from error
 
     def _confirmed(self, digest: bytes, place: Chunk | None, read: Callable[[Chunk | None], _T]) -> _T:
-        """What `read` makes of a chunk at its place; NotFound and Corrupted only if a second look agrees (I2).
+        """Return `read(place)` of a chunk. Raises NotFound or Corrupted only if a second look agrees (I2).
 
-        Since the place was looked up gc may have moved the chunk, or a change of keys renamed it, and bytes may be
-        changed on their way here.
+        Since the look-up gc may have moved the chunk, or a change of keys renamed it. Bytes may also have changed in
+        transit.
         """
         is_second = False
         while True:
@@ -232,9 +236,9 @@ class ChunkReader:
 
     @sheltered
     def map(self, entries: Sequence[Entry], *, of: str) -> memoryview:
-        """A stream as read-only memory over the packs themselves: only compressed chunks are copied.
+        """Return a stream as read-only memory mapped from the packs; only compressed chunks are copied.
 
-        Verified like a read (I2), which passes the bytes through the page cache once but keeps none of them.
+        Verified like a read (I2), which reads the bytes through the page cache once but keeps no copy.
         """
         from kedge.blobs.memory_map import Piece, Region, is_mappable
 
@@ -317,12 +321,12 @@ class ChunkReader:
 
 
 def _follows(place: Chunk | None, before: Chunk) -> bool:
-    """Whether one begins where the other ends."""
+    """Return whether a chunk begins where `before` ends."""
     return place is not None and place.pack == before.pack and place.offset == before.offset + before.stored_bytes
 
 
 def neighbours(wanted: Iterable[_T], place_of: Callable[[_T], Chunk]) -> list[list[_T]]:
-    """What lies side by side in a pack, in runs of bounded length."""
+    """Group items whose chunks are neighbours in a pack, in runs of bounded length."""
     runs: list[list[_T]] = []
     pack, start, end = "", 0, 0
     for item in sorted(wanted, key=lambda item: ((place := place_of(item)).pack, place.offset)):
@@ -337,7 +341,7 @@ def neighbours(wanted: Iterable[_T], place_of: Callable[[_T], Chunk]) -> list[li
 
 
 def read_neighbours(blobs: Blobs, places: Sequence[Chunk]) -> list[memoryview]:
-    """The stored bytes of a run, read at once into memory of this thread, good until the next one."""
+    """Read a run at once and return its stored bytes, in this thread's memory, valid until the next call."""
     start = places[0].offset
     size = max(place.offset + place.stored_bytes for place in places) - start
     buffer: bytearray | None = getattr(_local, "run", None)
@@ -349,7 +353,7 @@ def read_neighbours(blobs: Blobs, places: Sequence[Chunk]) -> list[memoryview]:
 
 
 def read_stored(blobs: Blobs, place: Chunk) -> Buffer:
-    """The bytes of a chunk as they are stored."""
+    """Return the stored bytes of a chunk."""
     if place.data is not None:
         return place.data
     stored = memoryview(bytearray(place.stored_bytes))
@@ -358,9 +362,10 @@ def read_stored(blobs: Blobs, place: Chunk) -> Buffer:
 
 
 def unpack(place: Chunk, stored: Buffer, vault: Vault | None, target: memoryview | None = None) -> Buffer:
-    """The plain bytes of a chunk, in `target` where that saves a copy.
+    """Return the plain bytes of a chunk, in `target` if that saves a copy.
 
-    What is plain in an encrypted namespace, or sealed in a plain one, is Corrupted (I10), and so is what does not open.
+    Raises Corrupted for plain data in an encrypted namespace, sealed data in a plain one, or what does not decrypt
+    (I10).
     """
     if place.encoding.is_sealed != (vault is not None):
         is_sealed = "encrypted" if place.encoding.is_sealed else "not encrypted"
@@ -375,7 +380,7 @@ def unpack(place: Chunk, stored: Buffer, vault: Vault | None, target: memoryview
 
 
 def read_verified(blobs: Blobs, place: Chunk, vault: Vault | None) -> tuple[Buffer, Buffer]:
-    """The stored and the plain bytes of a chunk, proved against the name it has in the index (I2)."""
+    """Return the stored and the plain bytes of a chunk, verified against its name in the index (I2)."""
     stored = read_stored(blobs, place)
     plain = unpack(place, stored, vault)
     if len(plain) != place.size_bytes or not _is_named(place.digest, plain, vault):
@@ -385,7 +390,7 @@ def read_verified(blobs: Blobs, place: Chunk, vault: Vault | None) -> tuple[Buff
 
 
 def _is_named(name: bytes, plain: Buffer, vault: Vault | None) -> bool:
-    """Whether the index would call these bytes so."""
+    """Return whether the index would give these bytes this name."""
     digest = digest_of(plain)
     return digest == name if vault is None else name in vault.chunk_ids(digest)
 

@@ -1,16 +1,19 @@
-"""From streams of bytes to chunks in a store: cut, compare, digest, compress, seal, place.
+"""From streams of bytes to stored chunks: cut, compare, digest, compress, seal, place.
 
-For each chunk (the order is measured): BLAKE3 → equal to the chunk at the same place of an earlier
-checkpoint? then that one is reused → known to the index? then that one is reused → zstd where a sample shrinks → a
-pack, or the index row itself when all that is new is small.
+The order for each chunk was chosen by measurement:
+- BLAKE3.
+- Reuse the chunk at the same position of an earlier checkpoint if it is equal.
+- Reuse the chunk that the index knows.
+- zstd, if a sample shrinks.
+- Append to a pack, or store in an index row if all new data is small.
 
-What is written is what was digested (I2): a piece that others can change is copied first, to memory the disk can take
-it from, and all that follows is about the copy. Only the comparison with an earlier checkpoint may look at the
-original, because nothing is written when they are equal.
+The bytes written are those that were digested (I2): a piece that others may change is first copied, to memory the disk
+can read directly. Only the comparison with an earlier checkpoint may read the original, because equal pieces are not
+written.
 
-In an encrypted namespace (I10) a chunk is an envelope, sealed after it was compressed, and the index knows it by a name
-that only the key gives. Manifests, which are encrypted themselves, go on naming chunks by their content, so that they
-are the same in every store and under every key.
+In an encrypted namespace (I10) a chunk is compressed, then sealed in an envelope. The index knows it by a name that
+only the key gives. Manifests, which are encrypted themselves, still name chunks by their content, so that they are the
+same in every store and under every key.
 """
 
 from __future__ import annotations
@@ -48,11 +51,11 @@ if TYPE_CHECKING:
     from kedge.crypto import DataKey
 
 BLOCK_BYTES = 4096  # of packs: a chunk that begins on one can be mapped, and read around the page cache
-BUNDLE_BYTES = 1 << 20  # small chunks are written together
-_TRY_BYTES = 256  # less does not shrink by itself
-_DOUBT_BYTES = 16 * 1024  # from here on a sample costs much less than trying
+BUNDLE_BYTES = 1 << 20  # small chunks are written in bundles of this size
+_TRY_BYTES = 256  # less does not shrink alone
+_DOUBT_BYTES = 16 * 1024  # from this size on, a sample costs much less than trying
 _PENDING = Entry(0, ZERO)
-# Of a commit, which has not happened.
+# By a commit, which has then not happened.
 _REFUSALS = (Conflict, NotFound, Validation, ChunksGone, IdTaken, KeysChanged, Unmet)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
 _Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
@@ -62,7 +65,7 @@ _local = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class _Earlier:
-    """What a stream is compared with, and whether its pieces lie in memory that others may change."""
+    """What a stream is compared with, and whether others may change the memory of its pieces."""
 
     entries: Sequence[Entry]
     is_shared: bool
@@ -70,7 +73,7 @@ class _Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What writing the streams of one save came to."""
+    """The result of writing the streams of one save."""
 
     new: list[Chunk]
     reused: list[bytes]
@@ -78,7 +81,7 @@ class Written:
 
 
 class ChunkWriter:
-    """The chunks of one save. Add streams, then finish; abort on any failure."""
+    """The chunks of one save. Call add for each stream, then finish; on any failure abort."""
 
     def __init__(
         self,
@@ -93,8 +96,11 @@ class ChunkWriter:
         inline_bytes: int = INLINE_BYTES,
         unasked_bytes: int = 0,
     ) -> None:
-        """`unasked_bytes`: up to this, named chunks of a save that reuses others go with the commit without asking
-        first: what its process has not saved is new, but for what another one has saved, and that stays as it is."""
+        """Prepare the save.
+
+        `unasked_bytes`: named chunks of a save that reuses others go with the commit without a look-up, up to this
+        size. They are new unless another process saved them; then the commit keeps that process's copy.
+        """
         self._blobs = blobs
         self._inline_bytes = inline_bytes
         self._unasked_bytes = min(unasked_bytes, inline_bytes)
@@ -102,7 +108,7 @@ class ChunkWriter:
         self._locate = locate
         self._pool = pool
         self._previous = previous
-        self._distrusted = distrusted  # chunks the index said are gone: write them even if it seems to know them
+        self._distrusted = distrusted  # the index reported these as gone: write them even if it seems to know them
         self._size_hint = size_hint
         self._lock = threading.Lock()
         self._claimed: set[bytes] = set()
@@ -111,17 +117,17 @@ class ChunkWriter:
         self._waiting: list[tuple[bytes, int, Encoding, bytes]] = []  # small chunks: digest, size, encoding, stored
         self._waiting_bytes = 0
         self._writer: BlobWriter | None = None
-        self._record: tuple[str, int] | None = None  # where it tells of the save, once it does
+        self._record: tuple[str, int] | None = None  # where the record of the save is, once written
         self._in_flight: list[Future[None]] = []
         self._streams = 0
-        self._is_changing = False  # a guess: as the piece before
+        self._is_changing = False  # a guess: like the previous piece
 
     def add(
         self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int, at_once: int = WORKERS, is_shared: bool = False
     ) -> list[Entry]:
-        """Write one stream, by at most so many workers; its entries are complete after `finish`.
+        """Write one stream with at most `at_once` workers; its entries are complete after `finish`.
 
-        `is_shared` pieces lie in memory that others may change meanwhile.
+        Others may change the memory of `is_shared` pieces meanwhile.
         """
         earlier = _Earlier(self._previous[self._streams] if self._streams < len(self._previous) else (), is_shared)
         self._streams += 1
@@ -133,7 +139,7 @@ class ChunkWriter:
                 if piece.known is not None and self._reuse(piece.known):
                     entries.append(piece.known)
                     continue
-                task_bytes += 4 * piece.size_bytes  # its memory comes on top, so a worker takes fewer at once
+                task_bytes += 4 * piece.size_bytes  # its memory is additional, so a worker takes fewer at once
             else:
                 piece = memoryview(piece)
                 task_bytes += len(piece)
@@ -151,7 +157,7 @@ class ChunkWriter:
         return entries
 
     def _reuse(self, old: Entry) -> bool:
-        """Whether a chunk of an earlier checkpoint may stand for a piece; the commit checks that it exists."""
+        """Return whether a chunk of an earlier checkpoint may be reused; the commit checks that it exists."""
         if old.is_zero:
             return True
         name = self.name(old.digest)
@@ -161,12 +167,12 @@ class ChunkWriter:
         return True
 
     def name(self, digest: bytes) -> bytes:
-        """What the index calls the chunk with this content."""
+        """Return the index's name for the chunk with this content."""
         return digest if self.key is None else self.key.chunk_id(digest)
 
     def _submit(self, entries: list[Entry], task: _Task, earlier: _Earlier, at_once: int) -> None:
         give_up_if_abandoned()
-        while len(self._in_flight) > at_once:  # bounds what sources with pieces of their own keep in memory
+        while len(self._in_flight) > at_once:  # limits the memory of sources that read their own pieces
             self._in_flight.pop(0).result()
         self._in_flight.append(self._pool().submit(self._work, entries, task, earlier))
 
@@ -203,17 +209,17 @@ class ChunkWriter:
         return old.digest == digest and old.size_bytes == size and self._reuse(old)
 
     def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
-        """Write chunks that belong to no stream and whose digests are known: at most one look-up for all."""
+        """Write chunks that belong to no stream and have known digests, with at most one look-up."""
         fresh = {self.name(digest): memoryview(piece) for digest, piece in pieces.items()}
         is_new = bool(self._reused) and sum(map(len, fresh.values())) <= self._unasked_bytes
         self._store_fresh(fresh, is_asked=not is_new)
 
     def reuse(self, digest: bytes) -> bool:
-        """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
+        """Return whether a chunk from an earlier save may be reused; the commit checks that it still exists."""
         return self._reuse(Entry(0, digest))
 
     def _store_fresh(self, fresh: dict[bytes, memoryview], *, is_asked: bool = True) -> None:
-        """Place those that the index does not have, if it is asked, and nobody else in this save has placed."""
+        """Place chunks that neither the index (if `is_asked`) nor this save has yet."""
         if not fresh:
             return
         known = self._locate(list(fresh)) if is_asked else {}
@@ -232,17 +238,14 @@ class ChunkWriter:
         together: list[_Stored] = []
         for digest, piece in fresh.items():
             try_zstd = shrinks and len(piece) >= _TRY_BYTES
-            if not is_shrinking and len(piece) >= _DOUBT_BYTES:  # as the one before: samples tell, for less
+            if not is_shrinking and len(piece) >= _DOUBT_BYTES:  # a sample costs less than trying again
                 try_zstd = try_zstd and _samples_shrink(piece, len(piece) // 16)
             is_shrinking = self._place(digest, piece, together, try_zstd=try_zstd)
         if together:
             self._write_together(together)
 
     def _place(self, digest: bytes, piece: memoryview, together: list[_Stored], *, try_zstd: bool) -> bool:
-        """Write a chunk, or let it wait: `together` holds those of this worker that are stored as they are.
-
-        Answers whether it shrank.
-        """
+        """Write a chunk or queue it: `together` collects this worker's uncompressed ones. Return whether it shrank."""
         encoding = Encoding.RAW
         stored: Buffer = piece
         is_smaller = False
@@ -255,7 +258,7 @@ class ChunkWriter:
             stored = _seal(self.key, digest, stored)
         if len(stored) < INLINE_BYTES:
             self._put_by(digest, len(piece), encoding, stored)
-        elif len(stored) >= BUNDLE_BYTES // 4 or encoding is not Encoding.RAW:  # the others take memory of their own
+        elif len(stored) >= BUNDLE_BYTES // 4 or encoding is not Encoding.RAW:  # all others have memory of their own
             self._write_together([(digest, len(piece), encoding, stored)])
         else:
             together.append((digest, len(piece), encoding, stored))
@@ -265,7 +268,7 @@ class ChunkWriter:
         return is_smaller
 
     def _put_by(self, digest: bytes, size: int, encoding: Encoding, stored: Buffer) -> None:
-        """A small chunk waits for others, of any worker, to be written with."""
+        """Queue a small chunk, to be written in a bundle with those of all workers."""
         with self._lock:
             self._waiting.append((digest, size, encoding, bytes(stored)))
             self._waiting_bytes += len(stored)
@@ -275,7 +278,7 @@ class ChunkWriter:
         self._write_bundle(bundle)
 
     def _write_together(self, chunks: Sequence[_Stored]) -> None:
-        """Chunks that follow each other, each beginning on a block: written at once, and one day read at once."""
+        """Write chunks consecutively, each beginning on a block, in one write, so that one read can return them."""
         ends = list(accumulate(-(-len(stored) // BLOCK_BYTES) * BLOCK_BYTES for *_, stored in chunks))
         if len(chunks) == 1:
             pack, offset = self._open_writer().append(chunks[0][3])
@@ -301,15 +304,15 @@ class ChunkWriter:
             return self._writer
 
     def drain(self) -> None:
-        """Wait for every stream added so far; their entries are complete afterwards."""
+        """Wait for every stream added so far; their entries are then complete."""
         pending, self._in_flight = self._in_flight, []
         for future in pending:
             future.result()
 
     def finish(self, describe: Callable[[list[Chunk]], Draft]) -> Written:
-        """Make all of it durable (I1). `describe(chunks)` is written behind them, so that packs explain themselves.
+        """Make everything durable (I1). `describe(chunks)` is appended after them, so that packs explain themselves.
 
-        What is small enough needs no pack: its bytes go to the index with the commit.
+        If all of it is small, no pack is needed: the bytes go to the index with the commit.
         """
         self.drain()
         if self._writer is None and self._waiting_bytes <= self._inline_bytes:
@@ -334,25 +337,25 @@ class ChunkWriter:
             self._writer.abort()
 
     def withdraw(self) -> None:
-        """As abort, of a save that the index has refused: no rebuild is to find it in the packs."""
+        """Abort a save that the index has refused, so that no rebuild finds it in the packs."""
         if self._writer is None or self._record is None:
             self.abort()
             return
-        with suppress(StorageError):  # a disk that fails now has no say in what the caller hears
+        with suppress(StorageError):  # the caller hears of the refusal, not of a failing disk
             self._writer.withdraw(*self._record)
 
     def release(self) -> None:
-        """The index has named the chunks, or never will: gc may judge their packs (I3)."""
+        """Let gc judge the packs again: the index has committed the chunks, or never will (I3)."""
         if self._writer is not None:
             self._writer.release()
 
 
 @contextmanager
 def settled(writer: ChunkWriter) -> Iterator[None]:
-    """Inside, what was written is committed. Afterwards gc may judge its packs (I3).
+    """Commit what the writer wrote inside this block. Afterwards gc may judge its packs (I3).
 
-    What the index refuses is withdrawn from the packs before anybody hears of the refusal. A commit that failed
-    otherwise may have happened: then nothing is touched.
+    What the index refuses is withdrawn from the packs before the refusal is raised. A commit that failed otherwise may
+    have happened, so nothing is touched.
     """
     try:
         yield
@@ -366,7 +369,7 @@ def settled(writer: ChunkWriter) -> Iterator[None]:
 
 
 def _seal(key: DataKey, name: bytes, plain: Buffer) -> memoryview:
-    """An envelope in a buffer of this thread, good until the next one: fresh memory costs as much as encrypting."""
+    """Seal into this thread's buffer, valid until the next call: new memory costs as much as encrypting."""
     size = len(plain) + key.overhead_bytes
     buffer: bytearray | None = getattr(_local, "envelope", None)
     if buffer is None or len(buffer) < size:
@@ -384,7 +387,7 @@ def _compressor() -> zstandard.ZstdCompressor:
 
 
 def _joining_memory() -> memoryview:
-    """Memory of this thread for what is written at once, page-aligned, so that the disk may take it from there."""
+    """Return this thread's page-aligned memory for joined writes, which the disk can read directly."""
     memory: memoryview | None = getattr(_local, "joining", None)
     if memory is None:
         region = mmap.mmap(-1, BUNDLE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -393,19 +396,19 @@ def _joining_memory() -> memoryview:
 
 
 def _copy(piece: memoryview, offset: int) -> memoryview:
-    """A copy at `offset` of this thread's memory, page-aligned and good until its next task: nobody else changes it."""
+    """Copy to this thread's page-aligned memory at `offset`, valid until its next task; nobody else changes it."""
     memory: memoryview | None = getattr(_local, "copies", None)
     if memory is None or len(memory) < offset + len(piece):
         size = len(piece) if offset == 0 and len(piece) <= CHUNK_BYTES // 2 else TASK_BYTES + CHUNK_BYTES
         region = mmap.mmap(-1, max(size, offset + len(piece)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory = _local.copies = memoryview(region)  # a smaller one lives on in the pieces that were copied there
+        memory = _local.copies = memoryview(region)  # a smaller one lives on in the pieces that were copied to it
     copy = memory[offset : offset + len(piece)]
     copy[:] = piece
     return copy
 
 
 def _shrinks(piece: memoryview) -> bool:
-    """Whether three samples of 16 KiB shrink by more than a tenth; small pieces are simply tried."""
+    """Return whether three samples of 16 KiB shrink by more than a tenth; small pieces are simply tried."""
     size = len(piece)
     if size <= INLINE_BYTES:
         return size >= _TRY_BYTES

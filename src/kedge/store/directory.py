@@ -1,12 +1,12 @@
 """The embedded store: one directory with SQLite for the index and packs for the bytes.
 
-<store>/kedge-store     what this is: format, store ID, name of the index; written last, so that a store is whole
-<store>/lock               held while the store is made or rebuilt
+<store>/kedge-store        marker: format, store ID, name of the index; written last, so that a store is complete
+<store>/lock               held while the store is created or rebuilt
 <store>/index.sqlite       the source of truth
 <store>/index.sqlite-state whether it was closed (`index.state`)
 <store>/packs/             chunk bytes
-<store>/reserve/           space to open it and to delete from it when the disk is full
-<store>/keyrings           of an encrypted store: a copy of the keyrings in the index, for repairing it
+<store>/reserve/           space to open the store, and to delete from it, when the disk is full
+<store>/keyrings           of an encrypted store: a copy of the keyrings in the index, for repairs
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _WRITTEN_BY = re.compile(rb"^written by: ([0-9A-Za-z.+-]{1,64})$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a store says of itself. Replacing it is how a repaired index takes the place of a damaged one."""
+    """The content of the marker file. Replacing it puts a repaired index in the place of a damaged one."""
 
     store_id: str
     index: str = INDEX
-    is_encrypted: bool = False  # some namespace of it has a keyring
+    is_encrypted: bool = False  # some namespace has a keyring
 
 
 def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[SqliteIndex, PackBlobs]:
-    """The index and blobs of the store in `path`, which is made if it does not exist or is empty.
+    """Open the index and blobs of the store in `path`, which is created if it does not exist or is empty.
 
-    Where nothing can be written the store is opened for reading.
+    Opened read-only if it cannot be written to.
     """
     path = absolute(path)
     with storage_errors("open the store", path):
@@ -88,12 +88,12 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
 
 
 def packs_of(index: Index, folder: Path) -> PackBlobs:
-    """The packs that an index names. Their folder is made only while it names none: one that is away is not empty."""
+    """Open the packs of an index. Creates their directory only if it names none: a missing directory is not empty."""
     return PackBlobs(str(folder), create=not folder.is_dir() and not index.packs())
 
 
 def _open_index(path: Path, namespace: str) -> SqliteIndex:
-    """On a full disk with what was kept for that."""
+    """Open the index; on a full disk, with the space reserved for that."""
     if not is_writable(path.parent) or not os.access(path, os.W_OK):
         return SqliteIndex(str(path), namespace=namespace, create=False, read_only=True)
     reserve = Reserve(path.parent)
@@ -112,7 +112,7 @@ def _open_index(path: Path, namespace: str) -> SqliteIndex:
 
 
 def open_packs(path: Path) -> PackBlobs:
-    """The bytes of a store whose index is elsewhere, on this machine: packs in `path`, which is made if it is new."""
+    """Open the bytes of a store whose index is elsewhere: packs in `path`, which is created if it is new."""
     with storage_errors("use for the bytes of a store", path):
         if (path / MARKER).exists():
             raise NotAStore(f"{path} is a store of its own", hint="give an empty or new directory for the bytes")
@@ -128,7 +128,7 @@ def open_packs(path: Path) -> PackBlobs:
 
 
 def absolute(path: Path) -> Path:
-    """`path` from the root on; `~` is the home of a user."""
+    """Return `path` as an absolute path; `~` is a user's home."""
     try:
         return path.expanduser().absolute()
     except (OSError, RuntimeError) as error:  # no such user, or the working directory is gone
@@ -136,7 +136,7 @@ def absolute(path: Path) -> Path:
 
 
 def read_marker(path: Path) -> Marker:
-    """What the store in `path` says of itself; a newer format is refused (I8)."""
+    """Return the marker of the store in `path`. Raises UnsupportedFormat for a newer format (I8)."""
     text = (path / MARKER).read_bytes()[:1024]
     version = _FORMAT.match(text)
     if version is not None and int(version[1]) > FORMAT_VERSION:
@@ -149,7 +149,7 @@ def read_marker(path: Path) -> Marker:
 
 
 def write_marker(path: Path, marker: Marker) -> None:
-    """Say that `path` is a whole store."""
+    """Mark `path` as a complete store."""
     lines = (
         "Kedge store",
         f"format: {FORMAT_VERSION}",
@@ -162,7 +162,7 @@ def write_marker(path: Path, marker: Marker) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Atomic: the name appears with its content, durably, or not at all (I1)."""
+    """Write a file atomically: its name appears durably with its content, or not at all (I1)."""
     draft = path.with_name(path.name + ".new")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, OWN_FILE), "wb") as file:
         file.write(content)
@@ -174,7 +174,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def read_keyrings(path: Path) -> dict[str, str]:
-    """The copies of keyrings by namespace; {} where there are none, or nothing that can be read."""
+    """Return the copies of keyrings by namespace; {} if there are none, or they are unreadable."""
     try:
         document = json.loads((path / KEYRINGS).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -185,9 +185,9 @@ def read_keyrings(path: Path) -> dict[str, str]:
 
 
 def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
-    """Keep a copy of a keyring, and say in the marker that the store is encrypted, if that is not so yet.
+    """Store a copy of a keyring, and mark the store as encrypted if it is not marked yet.
 
-    The index is the truth; both follow it at the next opening when a crash comes between.
+    The index is the truth; after a crash in between, the next opening updates both.
     """
     with storage_errors("mark as encrypted the store", path):
         if not read_marker(path).is_encrypted:
@@ -197,7 +197,7 @@ def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
 
 
 def keep_copy(path: Path, namespace: str, keyring: str) -> None:
-    """Keep a copy of a keyring in the folder `path`, if it is not there yet."""
+    """Store a copy of a keyring in the directory `path` if it is not there yet."""
     with storage_errors("keep a copy of the keyring in", path):
         if read_keyrings(path).get(namespace) == keyring:
             return
@@ -208,7 +208,7 @@ def keep_copy(path: Path, namespace: str, keyring: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from making or rebuilding this store meanwhile. The kernel drops it with the process."""
+    """Lock out other processes that create or rebuild this store. The kernel drops the lock with the process."""
     with storage_errors("lock", path):
         handle = open_lock(path / "lock")
     try:
@@ -231,7 +231,7 @@ def _create(path: Path) -> None:
 
 
 def _sync_names(path: Path) -> None:
-    """Make the names that lead to `path` durable, up to its mount point: any may be new, by us or by who died here."""
+    """Make the names that lead to `path` durable, up to its mount point: a crashed process may have created any."""
     device = os.stat(path).st_dev
     for parent in path.parents:
         if os.stat(parent).st_dev != device:
@@ -239,11 +239,11 @@ def _sync_names(path: Path) -> None:
         try:
             sync_directory(parent)
         except PermissionError:
-            return  # nobody who may not read it has made it
+            return  # it cannot have been created without permission to read it
 
 
 def refuse_foreign(path: Path) -> None:
-    """A directory with other things in it is left alone. What an interrupted creation left behind is ours."""
+    """Refuse a directory with other files in it. Remains of an interrupted creation are ours."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -252,7 +252,7 @@ def refuse_foreign(path: Path) -> None:
     ours |= {RESERVE, *(INDEX + suffix for suffix in ("", "-wal", "-shm", "-journal", STATE, QUEUE))}
     names = set(os.listdir(path))
     if MARKER in names:
-        return  # whole, if only since another process made it a moment ago
+        return  # complete, if only since another process created it a moment ago
     foreign = sorted(names - ours)
     if foreign:
         raise NotAStore(
@@ -262,7 +262,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def refuse_network(path: Path) -> None:
-    """Locks of files mean nothing where another machine cannot see them."""
+    """Refuse network file systems, where other machines cannot see file locks."""
     kind = _file_system(path)
     if kind.removeprefix("fuse.").startswith(_NETWORK_FILE_SYSTEMS):
         raise NotAStore(
@@ -272,7 +272,7 @@ def refuse_network(path: Path) -> None:
 
 
 def _file_system(path: Path) -> str:
-    """The file system type `path` is on; "" where the system does not tell."""
+    """Return the file system type of `path`; "" if the system does not tell."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:

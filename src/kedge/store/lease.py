@@ -1,4 +1,4 @@
-"""Holding a lease: renewed in the background while the work goes on, given back at the end."""
+"""Holding a lease: it is renewed in the background while the block runs, and released at the end."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ FIRST_TOKEN = 1  # of a job's first lease
 
 
 def default_holder() -> str:
-    """This process, so that others can recognise it: host, number, when it started, and where such numbers count."""
+    """Return a recognisable name of this process: host, PID, start time, and where such PIDs count."""
     return f"{socket.gethostname()}:{os.getpid()}:{started(os.getpid())}:{_machine_digest()}"
 
 
 def boot_clock_s() -> float:
-    """A clock that nobody sets, and that goes on while the machine sleeps (I4)."""
+    """Return a clock that nobody sets, and that continues while the machine sleeps (I4)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def is_holder_gone(holder: str) -> bool:
-    """Whether the process that took a lease surely does not exist any more; False when that cannot be known here."""
+    """Return whether the process that took a lease has certainly ended; False if that cannot be known here."""
     parts = holder.rsplit(":", 3)
     if len(parts) != 4 or not parts[1].isdecimal() or parts[3] != _machine_digest() or parts[2] == "None":
         return False
@@ -42,7 +42,7 @@ def is_holder_gone(holder: str) -> bool:
 
 
 def machine() -> dict[str, object]:
-    """Where a process has its number: the host, this life of it, and the table its processes are numbered in."""
+    """Return where a PID is valid: the host, its current boot, and the PID namespace."""
     boot, processes = boot_id(), 0
     try:
         processes = os.stat("/proc/self/ns/pid").st_ino
@@ -56,7 +56,7 @@ def _machine_digest() -> str:
 
 
 def started(pid: int) -> str | None:
-    """When a process started, in the kernel's count; None when there is no such process, or only its remains."""
+    """Return when a process started, in the kernel's count; None if it does not exist or is a zombie."""
     try:
         fields = read_kernel_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
@@ -65,31 +65,31 @@ def started(pid: int) -> str | None:
 
 
 class Holding:
-    """A lease that is renewed. It ends when somebody says so, or when nobody has it any more."""
+    """A lease that is renewed until `end` is called, or until it is garbage-collected."""
 
     def __init__(self, leases: Catalogue, lease: Lease) -> None:
         self.lease = lease
         self._is_released = False
         self._leases = leases
         self._stop = threading.Event()
-        me = weakref.ref(self)  # an interrupt may drop the holder anywhere: then the lease is given back too
+        me = weakref.ref(self)  # an interrupt may drop this object anywhere; then the lease is released, too
         self._renewals = renewals()
         self._renewal = self._renewals.add(
             partial(_renew, me, leases, lease, self._stop), f"kedge-lease-{lease.job}", lease.ttl_s / 3
         )
 
     def forget(self) -> None:
-        """A save has released it."""
+        """Note that a save has released the lease."""
         self._is_released = True
 
     def end(self) -> None:
-        """Where no signal handler interrupts it, unless there is nothing left to do."""
+        """Stop renewing and release, safe from signal handlers unless nothing is left to do."""
         self._stop.set()
         if not (self._is_released and self._renewal.drop()):
             run(self._end)
 
     def _end(self) -> None:
-        if self._renewals is renewals():  # else we are a forked child, where nobody renews it
+        if self._renewals is renewals():  # otherwise this is a forked child, where nobody renews it
             self._renewals.end(self._renewal)
         if not self._is_released:
             self._leases.release_lease(self.lease)
@@ -97,7 +97,7 @@ class Holding:
 
 def _renew(holding: weakref.ref[Holding], leases: Catalogue, lease: Lease, stop: threading.Event) -> None:
     while not stop.is_set():
-        with suppress(Exception):  # busy or unreachable just now; the index refuses our writes if it lasts too long
+        with suppress(Exception):  # busy or unreachable for now; if it lasts too long, the index refuses our writes
             try:
                 if holding() is None:
                     leases.release_lease(lease)
@@ -110,10 +110,10 @@ def _renew(holding: weakref.ref[Holding], leases: Catalogue, lease: Lease, stop:
 
 @contextmanager
 def hold(leases: Catalogue, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
-    """The right to write `job` for as long as the block runs; LeaseHeld when somebody else has it (I5).
+    """Hold the lease on `job` while the block runs. Raises LeaseHeld if somebody else has it (I5).
 
     It is renewed every third of `ttl_s` (see `renewal`). If that fails, for example because the process was suspended
-    for longer than the lease, the next write with it is refused by the index: nobody need say anything.
+    for longer than the lease, the index refuses the next write under it. Nobody needs to report it.
     """
     check_ttl(ttl_s)
     with hold_taken(leases, lambda: leases.acquire_lease(job, holder or default_holder(), ttl_s)) as holding:
@@ -122,12 +122,12 @@ def hold(leases: Catalogue, job: str, *, ttl_s: float, holder: str | None = None
 
 def check_ttl(ttl_s: float) -> None:
     if not isinstance(ttl_s, int | float) or not 0.1 <= ttl_s <= 86_400:
-        raise Validation(f"a lease of {ttl_s!r} s makes no sense", hint="use 0.1 to 86400 seconds")
+        raise Validation(f"a lease of {ttl_s!r} s is not valid", hint="use 0.1 to 86400 seconds")
 
 
 @contextmanager
 def hold_taken(leases: Catalogue, take: Callable[[], Lease]) -> Iterator[Holding]:
-    """The same for a lease that `take` takes. Who releases it by a save says so: `Holding.forget`."""
+    """Hold a lease that `take` takes. Call `Holding.forget` after a save that releases it."""
     holding = run(_begin, leases, take)
     try:
         yield holding

@@ -1,4 +1,4 @@
-"""Loading: from a manifest to a state, the same for every store. `reader` brings the chunks, each verified (I2)."""
+"""Loading: from a manifest to a state, the same for every store. `reader` returns verified chunks (I2)."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from .rope import parts_of, read_parts, references
 from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
 
 _RECENT_CHUNKS = 4
-_RECALLED_STATES = 8  # how far back a source may look for what it has stored before
+_RECALLED_STATES = 8  # how far back a source may search for what it stored before
 
 
 class NamedReader(Reader, Protocol):
-    """What brings the chunks of a store, verified (I2)."""
+    """Returns chunks of a store, verified (I2)."""
 
     def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
-        """The bytes of chunks that are known by their digests alone."""
+        """Return chunks that are known only by their digests."""
         ...
 
     def map(self, entries: Sequence[Entry], *, of: str) -> memoryview:
-        """A stream as read-only memory over the files of the store."""
+        """Return a stream as read-only memory mapped from the store's files."""
         ...
 
 
 class Loading(Store, Protocol):
-    """A store that loads so. It has a reader, and opens manifests."""
+    """A store that loads this way. It has a reader and opens manifests."""
 
     reader: NamedReader
-    written_by: str = ""  # the newest Kedge that had opened the store for writing, if that is known here
+    written_by: str = ""  # the newest Kedge that had opened the store for writing, if known here
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
-        """The verified manifest of a checkpoint."""
+        """Return the verified manifest of a checkpoint."""
         ...
 
     def parse(self, packed: bytes, *, of: str) -> Manifest:
-        """The manifest of index bytes, spilled ones read from their chunks."""
+        """Parse the manifest in an index row; a spilled one is read from its chunks."""
         if packed[:1] == WHOLE_TREE:
             return Manifest(packed[1:])
 
@@ -59,7 +59,7 @@ class Loading(Store, Protocol):
         return parse_manifest(packed, read_spilled, self.written_by)
 
     def contents(self, packed: bytes) -> Iterator[bytes]:
-        """The digests of what a manifest names, of its own chunks too where it is spilled."""
+        """Yield the digests of all chunks a manifest names, and of its own if it is spilled."""
         if (parts := parts_of(packed)) is not None:
             yield from references(parts, self.read_nodes)
             return
@@ -69,15 +69,15 @@ class Loading(Store, Protocol):
         yield from self.parse(packed, of="a checkpoint").digests()
 
     def read_nodes(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Chunks of digests (`rope`)."""
+        """Return chunks of digests (`rope`)."""
         return self.reader.read_named(digests, of="a checkpoint")
 
     def read_chunks(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Chunks by their digests, verified by them (I2)."""
+        """Return chunks by digest, verified (I2)."""
         return self.reader.read_named(digests, of="a checkpoint to copy")
 
     def tree_of(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
-        """The encoded tree of an open manifest."""
+        """Return the encoded tree of an open manifest."""
         if manifest.tree is not None:
             return manifest.tree
         entries = manifest.streams[manifest.tree_stream]
@@ -111,7 +111,7 @@ class Loading(Store, Protocol):
         mapped: bool = False,
         device: str | None = None,
     ) -> object:
-        """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
+        """Return the state, with each byte verified (I2); with `only`, just the matching branches."""
         checkpoint, packed = stored
         manifest = self.open(checkpoint, packed)
         tree = self.tree_of(checkpoint, manifest)
@@ -138,9 +138,9 @@ class Loading(Store, Protocol):
         targets: Mapping[int, Target] | None = None,
         recent: dict[tuple[int, int], memoryview] | None = None,
     ) -> dict[int, Target | StoredStream]:
-        """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store.
+        """Return buffers by ordinal, in the given targets or in new memory; lazy ones stay in the store.
 
-        Small buffers share chunks: who asks for one buffer after the other gives a dictionary for `recent` ones.
+        Small buffers share chunks: to read one buffer after another, pass a dictionary of `recent` ones.
         """
         ready: dict[int, Target | StoredStream] = {}
         wanted: list[tuple[Entry, memoryview | Staged]] = []
@@ -157,7 +157,7 @@ class Loading(Store, Protocol):
             if span.stream not in starts:
                 starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
             for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
-                inside = at - span.offset  # where the chunk begins, seen from the buffer
+                inside = at - span.offset  # where the chunk begins, relative to the buffer
                 start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
                 part = part_of(target, start, stop)
                 if stop - start == entry.size_bytes:
@@ -188,13 +188,13 @@ class Loading(Store, Protocol):
     def _map_buffer(
         self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
     ) -> Target | StoredStream:
-        """A large buffer over the packs; small ones, which share their chunks, are read as usual."""
+        """Map a large buffer from the packs. Small ones, which share chunks, are read as usual."""
         span = manifest.buffers[ordinal] if 0 <= ordinal < len(manifest.buffers) else None
         if span is None or span.is_lazy or span.size_bytes < SMALL_BUFFER_BYTES:
             return self._read_buffer(checkpoint, manifest, recent, ordinal)
         try:
             return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
-        except (NotFound, Corrupted):  # gc may have moved a chunk: look again
+        except (NotFound, Corrupted):  # gc may have moved a chunk: repeat
             return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
 
     def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
@@ -203,14 +203,14 @@ class Loading(Store, Protocol):
         return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
 
     def earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
-        """Outlines of the job's newest checkpoints, each with a way to open its lazy buffers."""
+        """Yield outlines of the job's newest checkpoints, each with a function that opens its lazy buffers."""
         for checkpoint in reversed(self.catalogue.list(job, Selection(limit=_RECALLED_STATES))):
             try:
                 checkpoint, packed = self.catalogue.read(checkpoint.id)
                 manifest = self.open(checkpoint, packed)
                 outline = codec.outline(self.tree_of(checkpoint, manifest))
             except (Corrupted, NotFound):
-                continue  # damaged or deleted: costs the comparison, not the save
+                continue  # damaged or deleted: this costs the comparison, not the save
             yield outline, partial(self._stream, checkpoint, manifest)
 
 

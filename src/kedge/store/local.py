@@ -1,9 +1,9 @@
-"""The commit protocol: how a state becomes a durable checkpoint, and comes back verified.
+"""The commit protocol: how a state becomes a durable checkpoint, and how it is loaded and verified.
 
     save   encode → chunk → digest → compress → (seal) → packs durable → index commit → acknowledge  (I1, I10)
     load   index row → manifest digest → chunks, each verified → decode, data only                   (I2, I7)
 
-Between any two of these steps a crash leaves at most packs that no index row names; gc removes them.
+A crash between any two steps leaves at most packs that no index row names; gc removes them.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
 _NO_BUFFERS: Mapping[int, Target] = {}
 _MAX_ATTEMPTS = 8
-_UNASKED_BYTES = 32 * 1024  # of a tree in parts; to send that again takes no longer than to ask what the index has
-_REPEATED = (StorageError, ChunksGone, IdTaken, KeysChanged)  # by which a first commit may fail
+_UNASKED_BYTES = 32 * 1024  # of a tree in parts: sending that again takes no longer than querying the index
+_REPEATED = (StorageError, ChunksGone, IdTaken, KeysChanged)  # failures of a first commit that are retried
 
 
 class LocalStore(Loading):
     """An index, blobs, and the order in which they are written. Thread-safe; survives fork.
 
-    With a vault, the index is one that seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
+    With a vault, the index seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class LocalStore(Loading):
         inline_bytes: int = INLINE_BYTES,
         has_backlog: bool = False,
     ) -> None:
-        """`inline_bytes`: new chunks of a save up to this go to the index, if none of them is large by itself.
+        """Use an open index and blobs.
 
-        `has_backlog`: packs outlive the index, and what is in it alone is copied there (`backlog`).
+        `inline_bytes`: a save's new chunks up to this size go to the index, if none of them is large alone.
+        `has_backlog`: packs outlive the index, so what only the index has is copied there (`backlog`).
         """
         self.index = guarded(index)
         self.blobs = guarded(blobs)
@@ -93,11 +94,11 @@ class LocalStore(Loading):
         return self.index
 
     def pool(self) -> Workers:
-        """Threads for large states, which begin when first needed."""
+        """Return the threads for large states, which start when first needed."""
         return self._workers
 
     def at_rest(self) -> LocalStore:
-        """The store that outlives the process, whose keys count: another one where this is memory that is kept."""
+        """Return the store that outlives the process and whose keys count: another one for a `memory:` store."""
         return self
 
     # Saving
@@ -109,7 +110,7 @@ class LocalStore(Loading):
         return self.turns.run(self.save_alone, request, encoded, actor)
 
     def _save_small(self, request: Request, encoded: codec.Encoded, actor: str) -> Checkpoint:
-        """The usual save, straight to the index: savers that wait there at the same time share its commit."""
+        """Commit a small state straight to the index, where concurrent savers share a commit."""
         record = _small_record(request, encoded, *self.identity(request))
         try:
             (saved,) = self.index.commit((record,), actor=actor)
@@ -119,7 +120,7 @@ class LocalStore(Loading):
         return saved
 
     def _repeat(self, save: Save, record: NewCheckpoint, failure: BaseException) -> Checkpoint:
-        """A small save once more, after its commit has failed so."""
+        """Save a small state again after its first commit failed."""
         request, encoded, actor = save
         if isinstance(failure, NoSpace | ReadOnly):
             raise failure
@@ -131,17 +132,17 @@ class LocalStore(Loading):
         return self._save(request, encoded, *self.identity(request), actor)
 
     def note(self) -> None:
-        """A save is in the index alone."""
+        """Note that the index has a save which no pack has."""
         if self.backlog is not None:
             self.backlog.note()
 
     def identity(self, request: Request) -> tuple[CheckpointId, int]:
-        """The ID and the time of a new checkpoint: given ones where it is an old one."""
+        """Return the ID and time of a new checkpoint, or those given for a copied one."""
         created_us = now_us() if request.created_us is None else request.created_us
         return request.checkpoint_id or self.new_id(request.step, created_us), created_us
 
     def save_many(self, saves: Sequence[Save]) -> Outcomes:
-        """`save` of each, by its actor: its checkpoint, or what it raises. Small ones share one commit (I1)."""
+        """`save` each independently, by its actor: return checkpoints or exceptions. Small ones share a commit (I1)."""
         return self.turns.run(self._save_many, saves)
 
     def _save_many(self, saves: Sequence[Save]) -> Outcomes:
@@ -158,7 +159,7 @@ class LocalStore(Loading):
     def _settle(
         self, save: Save, record: NewCheckpoint | None, outcome: Checkpoint | BaseException | None
     ) -> Checkpoint | BaseException:
-        """What is not settled by a shared commit is saved by itself."""
+        """Save on its own what the shared commit could not settle."""
         try:
             if record is None or outcome is None:
                 return self.save_alone(*save)
@@ -200,18 +201,18 @@ class LocalStore(Loading):
             except StorageError:
                 if has_failed:
                     raise
-                has_failed = True  # I9: once more, from memory, into new packs
+                has_failed = True  # I9: retry once, from memory, into new packs
         raise Conflict(
             f"job {request.job}: gc kept removing chunks this save wanted to reuse",
             hint="run it again when kedge gc has ended",
         )
 
     def new_id(self, step: str, created_us: int) -> CheckpointId:
-        """A new ID, which begins with the step's name unless names are hidden."""
+        """Return a new ID, which begins with the step's name unless names are hidden."""
         return new_checkpoint_id("checkpoint" if self.vault and self.vault.hides_names else step, created_us)
 
     def refresh_keys(self) -> None:
-        """After KeysChanged: find out what the keys are now."""
+        """Read the current keys again after KeysChanged."""
         assert self.vault is not None
         self.vault.refresh()
 
@@ -221,7 +222,7 @@ class LocalStore(Loading):
         return None if self.vault is None else self.vault.current
 
     def _same(self, checkpoint_id: CheckpointId, job: str, created_us: int) -> Checkpoint | None:
-        """The checkpoint of an attempt that was reported as failed after its commit; None if the ID is another's."""
+        """Return the checkpoint of an attempt that failed after its commit; None if another save has the ID."""
         try:
             saved = self.index.get(checkpoint_id)
         except NotFound:
@@ -282,7 +283,7 @@ class LocalStore(Loading):
         key: DataKey | None = None,
         unasked_bytes: int = 0,
     ) -> ChunkWriter:
-        """For the chunks of one save, under the current data key unless another one is given."""
+        """Return a writer for the chunks of one save, under the current data key unless another one is given."""
         return ChunkWriter(
             self.blobs, self.index.locate, self.pool, previous=previous, distrusted=distrusted, size_hint=size_hint,
             key=key or self.key, inline_bytes=self.inline_bytes, unasked_bytes=unasked_bytes,
@@ -291,12 +292,12 @@ class LocalStore(Loading):
     def commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
         """Commit a record whose chunks are durable (I1)."""
         (checkpoint,) = self.index.commit((record,), actor=actor)
-        if checkpoint.id != record.id:  # the first one under its idempotency key: there will be no other
+        if checkpoint.id != record.id:  # an earlier save has its idempotency key
             writer.withdraw()
         return checkpoint
 
     def finish(self, writer: ChunkWriter, record: NewCheckpoint) -> NewCheckpoint:
-        """Make the chunks of a record durable; the record as it is to be committed."""
+        """Make the chunks of a record durable; return the record to commit."""
 
         def describe(placed: Sequence[Chunk]) -> Draft:
             stored_bytes = record.stored_bytes + sum(chunk.stored_bytes for chunk in placed)
@@ -304,7 +305,7 @@ class LocalStore(Loading):
 
         written = writer.finish(describe)
         self._known.check_packs(written.reused)
-        give_up_if_abandoned()  # the state's owner was interrupted, and may be changing it
+        give_up_if_abandoned()  # the state's owner was interrupted and may be changing it
         return replace(
             record,
             stored_bytes=record.stored_bytes + written.stored_bytes,
@@ -315,7 +316,7 @@ class LocalStore(Loading):
         )
 
     def describe(self, saves: Sequence[NewCheckpoint], placed: Sequence[Chunk], key: DataKey | None) -> Draft:
-        """What a pack says of saves and of places of chunks, sealed where the namespace is."""
+        """Return the pack record of saves and of places of chunks, sealed if the namespace is."""
         wrap = None if self.vault is None or key is None else partial(self.vault.wrap_record, key)
         return pack_record(PackRecord(self.index.namespace, saves, placed), wrap)
 
@@ -335,7 +336,7 @@ class LocalStore(Loading):
     # Loading
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
-        """The verified manifest of a checkpoint row."""
+        """Return the verified manifest of a checkpoint row."""
         self._verify(checkpoint, packed)
         return self.parse(packed, of=checkpoint.id)
 
@@ -344,7 +345,7 @@ class LocalStore(Loading):
         is_whole = how.get("only") is None and how.get("into") is None and how.get("device") is None
         if packed[:1] != WHOLE_TREE or not is_whole:
             return super().load(stored, **how)
-        self._verify(checkpoint, packed)  # the usual small state: its row is all there is of it
+        self._verify(checkpoint, packed)  # the usual small state: all of it is in its row
         return decode(packed[1:], _NO_BUFFERS.__getitem__)
 
     def _verify(self, checkpoint: Checkpoint, packed: bytes) -> None:
@@ -355,7 +356,7 @@ class LocalStore(Loading):
             )
 
     def is_intact(self, checkpoint: Checkpoint, packed: bytes) -> bool:
-        """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
+        """Return whether a manifest is the one that was saved. A sealed one proved that when it was decrypted."""
         return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
 
     # What is stored already
@@ -363,7 +364,7 @@ class LocalStore(Loading):
     branch, export, adopt = branch, export, adopt
 
     def chunks(self, packed: bytes) -> Digests:
-        """The chunks a manifest names, as the index calls them now (for copies and verify)."""
+        """Return the index's current names of the chunks in a manifest, for copies and verify."""
         if self.vault is None:
             return list(self.contents(packed))
         digests = list(dict.fromkeys(self.contents(packed)))
@@ -371,9 +372,9 @@ class LocalStore(Loading):
         return [places[d].digest if d in places else self.vault.current.chunk_id(d) for d in digests]
 
     def references(self, packed: bytes) -> Iterable[bytes]:
-        """Every chunk a manifest names, as the index calls it, those of a spilled manifest included (for gc).
+        """Return the index's names of all chunks in a manifest, including those of a spilled one, for gc.
 
-        While keys are changed, by all names it may have.
+        During a change of keys, all names a chunk may have.
         """
         if self.vault is None:
             return self.contents(packed)
@@ -382,7 +383,7 @@ class LocalStore(Loading):
     # What the job's earlier states were
 
     def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
-        """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""
+        """Return streams of any earlier checkpoint of this job, to compare with: the commit checks what is reused."""
         if (known := self._recent.of(job)) is not None:
             return known
         try:
@@ -395,7 +396,7 @@ class LocalStore(Loading):
     # Life
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
+        """Replace the parent's threads, and its lock, which may never be released, in a forked child."""
         self._recent.after_fork()
         self._known.after_fork()
         if self.backlog is not None:
@@ -418,14 +419,14 @@ def _new_workers() -> Workers:
 
 
 def local_store(store: Store, what: str) -> LocalStore:
-    """`store` for what needs the index and the packs themselves; `what` names it in the refusal."""
+    """Return `store` if it is a local one. `what` names the operation in the error."""
     if not isinstance(store, LocalStore):
         raise not_over_http(what)
     return store
 
 
 def _is_small(encoded: codec.Encoded) -> bool:
-    """Whether a state lives in its index row: one commit, one sync (I1)."""
+    """Return whether a state fits into its index row: one commit, one sync (I1)."""
     return not encoded.buffers and len(encoded.tree) <= INLINE_BYTES
 
 

@@ -4,8 +4,8 @@
     stream    bytes cut into chunks: a large buffer has its own, small buffers share one, a large tree has one
     entry     one chunk of a stream: length, BLAKE3; a digest of zeros marks a run of zero bytes
 
-The first byte says the form:
-    1  the tree                      4  [length, table]: the real manifest lies in chunks itself
+The first byte is the form:
+    1  the tree                      4  [length, table]: the real manifest is itself stored in chunks
     2  the tree, zstd-compressed
     3  [tree or nil, tree stream, buffers, stream tables] as MessagePack
 """
@@ -25,7 +25,7 @@ from kedge.chunks import INLINE_BYTES, ZERO, Entry
 from kedge.errors import Corrupted
 from kedge.ports import ENVELOPE, UNREADABLE, unsupported
 
-MAX_TREE_BYTES = 1 << 30  # what a tree may claim to expand to on load
+MAX_TREE_BYTES = 1 << 30  # limit for the expanded size a tree claims
 COMPRESS_OVER_BYTES = 4096
 SPILL_OVER_BYTES = 256 * 1024  # a larger manifest moves into chunks, so that index rows stay small
 
@@ -37,7 +37,7 @@ _SPAN = struct.Struct("<IQQ?")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a buffer lies: `size_bytes` from `offset` of a stream. A lazy one stays in the store until asked for."""
+    """Where a buffer is: `size_bytes` from `offset` of a stream. A lazy one stays in the store until requested."""
 
     stream: int
     offset: int
@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(slots=True)
 class Manifest:
-    """Nobody changes it; freezing it would make each small load slower."""
+    """A parsed manifest. Never mutated, but not frozen: that would make each small load slower."""
 
     tree: bytes | None  # None: in stream `tree_stream`
     tree_stream: int = -1
@@ -55,7 +55,7 @@ class Manifest:
     streams: list[list[Entry]] = field(default_factory=list)
 
     def digests(self) -> Iterator[bytes]:
-        """The chunks this manifest names, zero runs left out."""
+        """Yield the digests of the chunks in this manifest, without zero runs."""
         for stream in self.streams:
             for entry in stream:
                 if entry.digest != ZERO:
@@ -63,7 +63,7 @@ class Manifest:
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
-    """The bytes of a manifest (forms 1 to 3)."""
+    """Return the bytes of a manifest (forms 1 to 3)."""
     tree = manifest.tree
     if not manifest.streams and tree is not None:
         return pack_tree(tree)
@@ -73,7 +73,7 @@ def pack_manifest(manifest: Manifest) -> bytes:
 
 
 def pack_tree(tree: bytes) -> bytes:
-    """The manifest of a state that is all in its tree (forms 1 and 2)."""
+    """Return the manifest of a state that fits into its tree (forms 1 and 2)."""
     if len(tree) > COMPRESS_OVER_BYTES:
         squeezed = zstandard.ZstdCompressor(level=1).compress(tree)
         if len(squeezed) < 0.9 * len(tree):
@@ -82,7 +82,7 @@ def pack_tree(tree: bytes) -> bytes:
 
 
 def pack_root(size_bytes: int, table: list[Entry]) -> bytes:
-    """Form 4: a manifest that was itself cut into chunks."""
+    """Return form 4: the root of a manifest that was itself cut into chunks."""
     return b"\x04" + ormsgpack.packb([size_bytes, pack_table(table)])
 
 
@@ -95,7 +95,7 @@ def unpack_table(table: bytes) -> list[Entry]:
 
 
 def root_of(data: bytes) -> tuple[int, list[Entry]] | None:
-    """(length, entries) of a form 4 manifest; None for the others."""
+    """Return (length, entries) of a form 4 manifest; None for other forms."""
     if data[:1] != b"\x04":
         return None
     with _corrupted_as("root"):
@@ -107,9 +107,9 @@ def root_of(data: bytes) -> tuple[int, list[Entry]] | None:
 
 
 def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes], written_by: str = "") -> Manifest:
-    """The manifest of `data`; `read_spilled` fetches the chunks of form 4. Nonsense is Corrupted.
+    """Parse a manifest; `read_spilled` fetches the chunks of form 4. Raises Corrupted for invalid data.
 
-    A form that is not known here is UnsupportedFormat: `written_by` says which Kedge may know it.
+    Raises UnsupportedFormat for an unknown form; `written_by` names the Kedge that may know it.
     """
     root = root_of(data)
     if root is not None:
@@ -136,7 +136,7 @@ def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes
 
 
 def parse_small(data: bytes) -> Manifest:
-    """As `parse_manifest`, of forms 1 and 2 from a stranger: a tree that a row holds, or Corrupted."""
+    """Parse an untrusted manifest of form 1 or 2 whose tree fits into a row. Raises Corrupted for any other."""
     tree = decompress(data[1:], INLINE_BYTES) if data[:1] == b"\x02" else data[1:]
     if data[:1] not in (WHOLE_TREE, b"\x02") or len(tree) > INLINE_BYTES:
         raise Corrupted("it is no tree that fits into a row")
@@ -144,7 +144,7 @@ def parse_small(data: bytes) -> Manifest:
 
 
 class _Local(threading.local):
-    """Making a decompressor takes longer than decompressing a short text; one may serve one thread."""
+    """A decompressor for each thread: creating one takes longer than decompressing a short text."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
@@ -154,9 +154,9 @@ _local = _Local()
 
 
 def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
-    """zstd-decompress `data`, which must declare its size and keep to `limit`; otherwise Corrupted.
+    """Decompress `data`. Raises Corrupted unless it declares its size, within `limit`.
 
-    The declared size is checked first because the library's own `max_output_size` is ignored when one is present.
+    The declared size is checked first because the library ignores its own `max_output_size` if a size is declared.
     """
     declared = 0
     try:
@@ -165,7 +165,7 @@ def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
             raise Corrupted(f"compressed data claims {declared:,} bytes, at most {limit:,} fit", hint="run kedge check")
         plain = _local.decompressor.decompress(data)
     except zstandard.ZstdError as error:
-        bytearray(2 * declared)  # MemoryError where the library had too little: that says nothing about the bytes
+        bytearray(2 * declared)  # raises MemoryError if the library ran out of memory: then the bytes may be sound
         raise Corrupted(f"compressed data is damaged: {error}", hint="run kedge check") from error
     if len(plain) != declared:
         raise Corrupted("compressed data is shorter than it claims", hint="run kedge check")
@@ -174,7 +174,7 @@ def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
 
 @contextmanager
 def _corrupted_as(part: str) -> Iterator[None]:
-    """Any error while taking a manifest apart means that its bytes are not a manifest."""
+    """Raise Corrupted for any error while parsing: the bytes are not a manifest."""
     try:
         yield
     except (ValueError, TypeError, IndexError, struct.error) as error:

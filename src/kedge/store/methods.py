@@ -1,4 +1,4 @@
-"""The methods of a CheckpointManager that find and load checkpoints. Parses, then asks the store."""
+"""The methods of a CheckpointManager that find and load checkpoints. They parse, then ask the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .background import BackgroundSaves
 from .reference import resolve
 from .streams import deleted_while_read
 
-_PAGE = 1000  # checkpoints read at once
+_PAGE = 1000  # checkpoints per read
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class Session:
 
 
 class ReadingManager:
-    """The half of `CheckpointManager` that changes nothing; never made by itself."""
+    """The half of `CheckpointManager` that changes nothing; never instantiated alone."""
 
     _session: Session
 
     @property
     def store(self) -> Store:
-        """What this object works with; Conflict once it is closed."""
+        """Return the store of this object. Raises Conflict once it is closed."""
         self._check_open()
         return self._session.store
 
@@ -54,12 +54,12 @@ class ReadingManager:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Which checkpoints this store has, unparsed names and all: for programs built on it."""
+        """The catalogue of this store, which takes names unparsed: for programs built on it."""
         return self.store.catalogue
 
     @property
     def counters(self) -> Counter[str]:
-        """Numbers of saves and loads of this object and its views, and their bytes."""
+        """Numbers and bytes of saves and loads by this object and its views."""
         return self._session.counters
 
     def _check_open(self) -> None:
@@ -79,9 +79,9 @@ class ReadingManager:
         before: str | int | None = None,
         after: str | int | None = None,
     ) -> Checkpoints:
-        """Checkpoints of a job, oldest first, without their states; [] for an unknown job.
+        """Return checkpoints of a job, oldest first, without their states; [] for an unknown job.
 
-        `limit` keeps the newest ones; page backwards with `before=` the first of the last page (its ID or seq).
+        `limit` returns the newest ones; page backwards with `before=` the first of the last page (its ID or seq).
         `metadata` filters by JSON paths, such as {"model.name": "small"}.
         """
         return self.catalogue.list(job_id, self._selection(job_id, level, tags, metadata, limit, before, after))
@@ -96,7 +96,7 @@ class ReadingManager:
         before: str | int | None = None,
         after: str | int | None = None,
     ) -> Iterator[Checkpoint]:
-        """`list` one by one, oldest first, in memory that does not grow with the history.
+        """Yield the checkpoints that `list` returns, oldest first, in memory that does not grow with the history.
 
         Reads page by page: includes what is saved meanwhile, and omits what is deleted before its page is read.
         """
@@ -114,7 +114,7 @@ class ReadingManager:
         before: str | int | None,
         after: str | int | None,
     ) -> Selection:
-        """What `list` was asked for, every part parsed: raises before anything is listed."""
+        """Parse the arguments of `list`; raises before anything is listed."""
         parse_name("job", job_id)
         return Selection(
             level=None if level is None else parse_choice(CheckpointLevel, level),
@@ -126,19 +126,19 @@ class ReadingManager:
         )
 
     def get(self, checkpoint_id: str) -> Checkpoint:
-        """The checkpoint without its state; NotFound if there is none."""
+        """Return the checkpoint without its state. Raises NotFound."""
         return self.catalogue.get(parse_name("checkpoint ID", checkpoint_id))
 
     def find(self, reference: str) -> Checkpoint:
-        """The checkpoint a user means by an ID, JOB (its newest), JOB#7, or any of these with ~1 for the one before."""
+        """Return the checkpoint named by an ID, JOB (its newest), JOB#7, or any of these with ~1 for the one before."""
         return resolve(self.catalogue, reference)
 
     def exists(self, checkpoint_id: str) -> bool:
-        """Whether there is a checkpoint with this ID."""
+        """Return whether there is a checkpoint with this ID."""
         return knows(self.catalogue, parse_name("checkpoint ID", checkpoint_id))
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
-        """Jobs by name; page with `after=` the last name. A job whose checkpoints are all deleted is not listed."""
+        """Return jobs by name; page with `after=` the last name. Omits jobs whose checkpoints are all deleted."""
         if not isinstance(prefix, str) or not isinstance(after, str | None):
             raise Validation(f"prefix={prefix!r}, after={after!r}", hint="use the beginning of a job's name")
         wanted, start, jobs = parse_limit(limit), after or "", []
@@ -160,13 +160,13 @@ class ReadingManager:
         mapped: bool = False,
         device: object = None,
     ) -> Any:
-        """The state of a checkpoint, verified (I2). Instead of its ID, anything that `find` understands, such as a job.
+        """Return a checkpoint's state, verified (I2). Takes its ID, or anything that `find` accepts, such as a job.
 
-        `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
-        `into` is a state of the same shape whose arrays and tensors, on any device, are filled in place.
-        `mapped` gives read-only arrays over the store's files: no memory of their own where chunks are uncompressed.
-        Tensors, which torch cannot protect, are writable then; what is written stays in this process.
-        `device` is where tensors go ("cuda:1"), chunk by chunk, without a copy of the state in main memory.
+        `only` is one or several globs over '/'-joined paths ("model/layer3/*"); the rest is neither read nor returned.
+        `into` is a state of the same shape whose arrays and tensors, on any device, are filled in place. `mapped`
+        returns read-only arrays over the store's files, which take no memory if chunks are uncompressed. Tensors, which
+        torch cannot protect, are then writable; changes stay in this process. `device` is where tensors go ("cuda:1"),
+        chunk by chunk, without a copy of the state in main memory.
         """
         while True:
             stored = self._read(checkpoint_id)
@@ -175,14 +175,14 @@ class ReadingManager:
             except NotFound:
                 if stored[0].id == checkpoint_id or self.exists(stored[0].id):
                     raise
-                # deleted while it was loaded: "the newest of a job" means another one now
+                # deleted while it was loaded: the job's newest is another one now
 
     def _read(self, reference: str) -> Stored:
         if not isinstance(reference, str) or {"#", "~"}.isdisjoint(reference):
             try:
                 return self.catalogue.read(parse_name("checkpoint ID", reference))
             except NotFound:
-                pass  # perhaps the name of a job
+                pass  # perhaps a job's name
         while True:
             meant = self.find(reference)
             try:
@@ -194,7 +194,7 @@ class ReadingManager:
     def load_latest(
         self, job_id: str, *, level: CheckpointLevel | str | None = None, into: object = None, device: object = None
     ) -> tuple[Checkpoint, Any] | None:
-        """The newest checkpoint of a job and its state; None when there is none yet. `into`, `device`: as for `load`.
+        """Return a job's newest checkpoint and its state; None if there is none. `into`, `device`: as for `load`.
 
         Skips checkpoints that verify found damaged, with a warning; raises Corrupted if all are.
         """
@@ -202,7 +202,7 @@ class ReadingManager:
         while True:
             stored = self._newest(parse_name("job", job_id), wanted)
             if stored is None:
-                # All of them in one read: what was saved since that look is not damaged, but found next time.
+                # All of them in one read: a checkpoint saved since then is not damaged, and the next round finds it.
                 history = self.catalogue.list(job_id, Selection(level=wanted))
                 if not history:
                     return None
@@ -220,8 +220,8 @@ class ReadingManager:
                 # deleted while it was loaded: another one is the newest now
 
     def _newest(self, job: str, level: CheckpointLevel | None) -> Stored | None:
-        """The newest that is intact, with a warning where it passes over a damaged one; mostly that is the newest."""
-        with suppress(Corrupted):  # perhaps of one that is marked as damaged, which is passed over
+        """Return the newest intact checkpoint, usually the newest. Warns if it skips a damaged one."""
+        with suppress(Corrupted):  # perhaps of one marked as damaged, which is skipped
             for stored in self.catalogue.list_stored(job, NEWEST if level is None else replace(NEWEST, level=level)):
                 if stored[0].status is not CheckpointStatus.CORRUPTED:
                     return stored
@@ -237,7 +237,7 @@ class ReadingManager:
             warnings.warn(f"checkpoint {newer[0].id}, newer than {older}, is damaged and passed over", stacklevel=4)
 
     def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
-        """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
+        """Return the checkpoint saved under an idempotency key, and its state; None if there is none."""
         job, keys = parse_name("job", job_id), (idempotency_key,)
         while (stored := self.catalogue.find(job, keys).get(idempotency_key)) is not None:
             try:
@@ -251,17 +251,17 @@ class ReadingManager:
     def read_ahead(
         self, job_id: str, after: int, limit: int = 64
     ) -> dict[str, tuple[Checkpoint, Callable[[], object]]]:
-        """What was saved under idempotency keys next behind sequence number `after`; states are loaded when called."""
+        """Return what was saved under idempotency keys after number `after`; call a value to load its state."""
         ahead = self.catalogue.find(parse_name("job", job_id), range(after + 1, after + 1 + limit))
         return {key: (stored[0], partial(self.load_stored, stored)) for key, stored in ahead.items()}
 
     def get_by_key(self, job_id: str, idempotency_key: str) -> Checkpoint | None:
-        """The checkpoint saved under an idempotency key, without its state; None when there is none."""
+        """Return the checkpoint saved under an idempotency key, without its state; None if there is none."""
         stored = self.catalogue.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
         return None if stored is None else stored[0]
 
     def restore(self, job_id: str, checkpoint_id: str | None = None) -> Any:
-        """The state of a job's checkpoint, the newest by default; NotFound (a FileNotFoundError) when missing."""
+        """Return the state of a job's checkpoint, the newest by default. Raises NotFound (a FileNotFoundError)."""
         if checkpoint_id is None:
             latest = self.load_latest(job_id)
             if latest is None:
@@ -271,7 +271,7 @@ class ReadingManager:
         return self.load(checkpoint_id)
 
     def outline(self, checkpoint_id: str) -> object:
-        """The state with summaries in place of arrays and buffers, which are not read."""
+        """Return the state with summaries in place of arrays and buffers, which are not read."""
         stored = self.catalogue.read(parse_name("checkpoint ID", checkpoint_id))
         try:
             return codec.outline(self.store.tree(stored))
@@ -288,7 +288,7 @@ class ReadingManager:
         mapped: bool = False,
         device: object = None,
     ) -> Any:
-        """Load the state of a checkpoint that was read from the store before."""
+        """Return the state of a checkpoint that was read from the store before."""
         store = self.store
         patterns = [only] if isinstance(only, str) else only
         if patterns is not None and (not patterns or not are_texts(patterns)):
@@ -309,7 +309,7 @@ class ReadingManager:
         return state
 
     def _check_exists(self, checkpoint: Checkpoint) -> None:
-        """Chunks that are gone are damage, unless their checkpoint was deleted meanwhile and gc has been there."""
+        """Raise NotFound if the checkpoint was deleted meanwhile: then missing chunks are not damage."""
         if not self.exists(checkpoint.id):
             raise deleted_while_read(checkpoint.id) from None
 

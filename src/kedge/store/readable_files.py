@@ -18,11 +18,11 @@ from .manifest import parse_small
 
 
 def open_files(path: Path, *, namespace: str, create: bool) -> LocalStore:
-    """The store of readable files in `path`, which is made if it does not exist or is empty."""
+    """Open the store of readable files in `path`, which is created if it does not exist or is empty."""
     path = absolute(path)
     with storage_errors("open the store", path):
         if not is_files(path):
-            if (path / INSIDE / "packs").is_dir():  # which come after the journal
+            if (path / INSIDE / "packs").is_dir():  # created after the journal
                 raise Corrupted(
                     f"{path / INSIDE / 'journal'} is missing", hint="put it back, or make a new one: kedge rebuild"
                 )
@@ -40,7 +40,7 @@ def is_files(path: Path) -> bool:
 
 
 def refuse_others(path: Path) -> None:
-    """A directory with other things in it is left alone."""
+    """Refuse a directory with other files in it."""
     if path.exists() and not path.is_dir():
         raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
     foreign = [entry.name for entry in path.iterdir() if entry.name != INSIDE] if path.exists() else []
@@ -51,9 +51,10 @@ def refuse_others(path: Path) -> None:
 
 
 def view(manifest: bytes) -> dict[str, object]:
-    """What a readable file shows of a state: itself where it is JSON, else an outline; large ones name their chunks.
+    """Return what a readable file shows of a state: the state if it is JSON, otherwise an outline.
 
-    Of a sealed one, its envelope: whoever has the key and this file has the state.
+    A large state is described as being in chunks. A sealed one is shown as its envelope: the key and this file give the
+    state.
     """
     if manifest[:1] == bytes([ENVELOPE]):
         return {"sealed": base64.b64encode(manifest).decode()}

@@ -1,4 +1,4 @@
-"""Index records of saves, and the copy of them in packs, from which a lost index is rebuilt (docs/format.md)."""
+"""Index records of saves, and their copies in packs, from which a lost index is rebuilt (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ Wrap: TypeAlias = Callable[[bytes], bytes]
 
 RECORD_MAGIC = b"KDREC1\n\0"
 MAX_RECORD_BYTES = 64 << 20
-SAVES = 2  # the kind of record that is written today, bound to its pack
-_UNBOUND = 1  # as before, in packs of format 1: content that looked like a record was taken for one
-OPTIONAL_KINDS = 0x8000  # a reader skips a kind from here on if it does not know it
+SAVES = 2  # the kind of record written today, bound to its pack
+_UNBOUND = 1  # the earlier kind, in packs of format 1: user content that looked like a record was taken for one
+OPTIONAL_KINDS = 0x8000  # readers skip unknown kinds from here on
 _HEAD = struct.Struct("<8sHHI16s")  # magic, kind, encoding, payload length, writing version; BLAKE3 of all follows
 _HEAD_BYTES = _HEAD.size + 32
-_OLD_HEADER_BYTES = 48  # of a pack, as far as it says something
-# What a record in a pack does not say of a save: what mattered to its commit alone, and what `chunks` says.
+_OLD_HEADER_BYTES = 48  # the meaningful part of a pack's header
+# Fields of a save that a record in a pack omits: those needed only by the commit, and those in `chunks`.
 _UNPACKED = {"new_chunks", "reused_chunks", "lease_token", "takes_key_from", "status", "key_id", "then", "provided"}
 _NAMES = {"is_pinned": "pinned", "metadata_json": "metadata", "idempotency_key": "key"}
 _PACKED = {
     field.name: _NAMES.get(field.name, field.name) for field in fields(NewCheckpoint) if field.name not in _UNPACKED
 }
 _values = attrgetter(*_PACKED)
-_OF_CHUNK = ("digest", "size_bytes", "stored_bytes", "encoding", "pack", "offset")  # and `base`, where there is one
+_OF_CHUNK = ("digest", "size_bytes", "stored_bytes", "encoding", "pack", "offset")  # and `base`, if any
 
 
 @dataclass(frozen=True, slots=True)
 class PackRecord:
-    """What one record of a pack tells: saves, and where chunks are."""
+    """The content of one record in a pack: saves, and where chunks are."""
 
     namespace: str
     saves: Sequence[NewCheckpoint]
@@ -54,8 +54,8 @@ class PackRecord:
 class Draft:
     """A record for a pack that is not known yet.
 
-    The pack's name, which is random and told to nobody, is part of the digest: what users save, whatever it looks like,
-    is no record, neither where it was written nor in the pack of another store.
+    The digest covers the pack's name, which is random and secret. So nothing a user saves passes for a record, neither
+    in the pack it was written to nor in one of another store.
     """
 
     head: bytes
@@ -70,19 +70,19 @@ class Draft:
 
 
 def append_record(writer: BlobWriter, draft: Draft, likely: str = "") -> tuple[str, int]:
-    """Append a record to whichever pack takes it; `likely` took what came before. Answers (pack, offset)."""
+    """Append a record to the pack that takes it, probably `likely`. Return (pack, offset)."""
     pack = likely or writer.append(b"")[0]
     while True:
         place = writer.append(draft.bound_to(pack))
         if place[0] == pack:
             return place
-        pack = place[0]  # a new one was begun: what went there is bound to another, and is nothing
+        pack = place[0]  # a new pack was begun: the copy in it is bound to the other one, and is void
 
 
 def pack_record(record: PackRecord, wrap: Wrap | None = None) -> Draft:
-    """A record to be appended to a pack, so that an index can be rebuilt from packs (docs/format.md).
+    """Return a record for a pack, so that an index can be rebuilt from packs (docs/format.md).
 
-    Where the namespace is encrypted, `wrap` seals it (`crypto.Vault.wrap_record`).
+    In an encrypted namespace, `wrap` seals it (`crypto.Vault.wrap_record`).
     """
     payload = ormsgpack.packb(
         {
@@ -113,11 +113,11 @@ def _chunk_fields(chunk: Chunk) -> dict[str, object]:
 
 
 def read_records(blobs: Blobs, pack: str, unwrap: Wrap | None = None, *, is_plain: bool = True) -> Iterator[PackRecord]:
-    """Every whole record in a pack: sealed ones that `unwrap` opens, and, where `is_plain`, those that are not sealed.
+    """Yield every complete record in a pack: sealed ones that `unwrap` opens and, if `is_plain`, plain ones.
 
-    UnsupportedFormat for one that a newer Kedge has written and this one would misunderstand.
+    Raises UnsupportedFormat for one that a newer Kedge wrote and this one would misread.
     """
-    bound_to: str | None = None  # until it matters
+    bound_to: str | None = None  # read only when needed
     for offset in blobs.scan(pack, RECORD_MAGIC):
         if bound_to is None:
             bound_to = "" if _is_old(blobs, pack) else pack
@@ -131,13 +131,13 @@ def read_records(blobs: Blobs, pack: str, unwrap: Wrap | None = None, *, is_plai
             blobs.read_into(pack, offset, data)
             record = _unpack_record(bytes(data), bound_to, unwrap, is_plain)
         except (Corrupted, ValueError, TypeError, AttributeError):
-            continue  # bytes that look like a record and are none, or a damaged one
+            continue  # bytes that only look like a record, or a damaged one
         if record is not None:
             yield record
 
 
 def _is_old(blobs: Blobs, pack: str) -> bool:
-    """Whether a pack is of the format whose records are not bound to it. Only Kedge can have written its name there."""
+    """Return whether a pack's format does not bind records to it. Only Kedge can have written its name there."""
     start = memoryview(bytearray(_OLD_HEADER_BYTES))
     try:
         blobs.read_into(pack, 0, start)
@@ -147,7 +147,7 @@ def _is_old(blobs: Blobs, pack: str) -> bool:
 
 
 def _unpack_record(data: bytes, bound_to: str, unwrap: Wrap | None, is_plain: bool) -> PackRecord | None:
-    """The record that `data` is; None for one that does not verify, or of a kind that a reader may pass over."""
+    """Return the record in `data`; None if it does not verify, or is of a kind that readers may skip."""
     magic, kind, encoding, size, author = _HEAD.unpack_from(data)
     payload = data[_HEAD_BYTES:]
     digest = digest_of(bound_to.encode() + data[: _HEAD.size] + payload)
@@ -193,25 +193,25 @@ def _chunk(packed: dict[str, Any], written_by: str) -> Chunk:
 
 
 class Keys(Protocol):
-    """What opens sealed records: `crypto.Keyrings`, which learns keys from the records themselves, or `NoKeys`."""
+    """Opens sealed records: `crypto.Keyrings`, which learns keys from the records themselves, or `NoKeys`."""
 
-    locked: Counter[str]  # records that did not open, by the ID of the master key they want
+    locked: Counter[str]  # records that did not open, by the ID of their master key
 
     @property
     def closed(self) -> Mapping[str, str]:
-        """Namespaces of which nothing opens, with the ID of the master key they want."""
+        """Namespaces with no record that opens, and the ID of their master key."""
         ...
 
     @property
     def count(self) -> int:
-        """How many data keys are known."""
+        """The number of known data keys."""
         ...
 
     def unwrap_record(self, wrapped: bytes, /) -> bytes: ...
 
 
 class NoKeys:
-    """For a plain store: what is sealed is only counted."""
+    """The keys of a plain store: sealed records are only counted."""
 
     count = 0
 
@@ -230,9 +230,10 @@ class NoKeys:
 def read_packs(
     blobs: Blobs, packs: Iterable[str], keys: Keys, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[PackRecord]:
-    """The records of all these packs; some twice: a pack whose keys turn up in a later one is read again then.
+    """Yield the records of all these packs; a pack is read again if its keys appear in a later one.
 
-    `keys.locked` says at the end what stayed closed. `progress(done, total)` counts packs.
+    Its records are then yielded twice. At the end `keys.locked` tells which did not open. `progress(done, total)`
+    counts packs.
     """
     waiting, known = list(packs), -1
     while waiting and keys.count != known:

@@ -18,7 +18,7 @@ _REFERENCE = re.compile(r"(?P<base>[^~#]+)(?:#(?P<seq>\d{1,15}))?(?:~(?P<back>\d
 
 
 def resolve(catalogue: Catalogue, reference: str) -> Checkpoint:
-    """The checkpoint a user means; NotFound says what is missing. An ID comes before a job of the same name."""
+    """Return the checkpoint a user names. Raises NotFound. An ID takes precedence over a job of that name."""
     parts = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
     if parts is None:
         raise InvalidName(f"{str(reference)[:80]!r} does not name a checkpoint", hint=REFERENCE_HELP)

@@ -1,7 +1,7 @@
-"""When leases are renewed. Most work ends before that: a thread for each would take longer than a short run does.
+"""When leases are renewed. Most work ends earlier: a thread for each lease would take longer than a short run.
 
-So one thread of the process waits for all of them. A lease that lasts gets a thread of its own when it is first due,
-because one renewal may wait for a store that others do not need.
+So one thread of the process waits for all of them. A lease gets its own thread when it is first due, because a renewal
+may wait for a store that other leases do not need.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-_IDLE_S = 5.0  # then the thread that waits ends
+_IDLE_S = 5.0  # then the waiting thread ends
 _LEAST_SWEPT = 128
 
 _numbers = count()
 
 
 class Renewal:
-    """What is to begin, in a thread, when it is due; unless it is ended before."""
+    """A function to start in a thread when it is due, unless it is dropped before."""
 
     __slots__ = ("begin", "name", "thread")
 
@@ -30,13 +30,13 @@ class Renewal:
         self.thread: threading.Thread | None = None
 
     def drop(self) -> bool:
-        """End it without a lock; whether it had not begun. Should it begin just now, it knows that it is to end."""
-        self.begin = None  # and nothing is kept alive by it
+        """Cancel without a lock. Return whether it had not started; one that starts just now knows that it must end."""
+        self.begin = None  # also frees what it refers to
         return self.thread is None
 
 
 class Renewals:
-    """Those that are not due yet."""
+    """The renewals that are not due yet."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -45,7 +45,7 @@ class Renewals:
         self._is_watched = False
 
     def add(self, begin: Callable[[], None], name: str, in_s: float) -> Renewal:
-        """`begin` must not raise. RuntimeError when the system gives no thread to wait for it."""
+        """Schedule `begin`, which must not raise. Raises RuntimeError if the system gives no thread to wait for it."""
         renewal = Renewal(begin, name)
         with self._changed:
             if len(self._coming) >= self._sweep_at:
@@ -59,14 +59,14 @@ class Renewals:
         return renewal
 
     def end(self, renewal: Renewal) -> None:
-        """It does not begin any more; if it has, wait for its thread, which knows that it is to end."""
+        """Cancel a renewal; if it has started, wait for its thread, which knows that it must end."""
         with self._changed:
             renewal.drop()
         if renewal.thread is not None:
             renewal.thread.join()
 
     def _sweep(self) -> None:
-        """Forget those that have ended, before there are many."""
+        """Remove ended renewals before there are many."""
         self._coming = [entry for entry in self._coming if entry[2].begin is not None]
         heapq.heapify(self._coming)
         self._sweep_at = max(_LEAST_SWEPT, 2 * len(self._coming))
@@ -95,7 +95,7 @@ class Renewals:
         thread = threading.Thread(target=begin, name=renewal.name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system gives no more threads just now
+        except RuntimeError:  # the system has no threads left for now
             self._push(renewal, _IDLE_S / 50)
         else:
             renewal.thread = thread
@@ -105,12 +105,12 @@ _renewals = Renewals()
 
 
 def renewals() -> Renewals:
-    """Those of this process."""
+    """Return the renewals of this process."""
     return _renewals
 
 
 def _renew_in_child() -> None:
-    global _renewals  # the thread that waits, and who has the lock, may not exist in a child
+    global _renewals  # the waiting thread, or the lock's owner, may not exist in a child
     _renewals = Renewals()
 
 

@@ -1,4 +1,4 @@
-"""What a save is asked to record: parsed once, before anything is touched."""
+"""The options of a save: parsed once, before anything is changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(","
 
 @dataclass(slots=True)
 class Request:
-    """What a save was asked to record, names parsed already. Nobody changes it (see `NewCheckpoint`)."""
+    """The parsed options of a save. Never mutated (see `NewCheckpoint`)."""
 
     job: str
     step: str
@@ -49,10 +49,10 @@ class Request:
     lease: Lease | None = None
     idempotency_key: str | None = None
     takes_key_from: CheckpointId | None = None  # the checkpoint that has the key until this is saved
-    checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
+    checkpoint_id: CheckpointId | None = None  # given by copies and imports; otherwise generated
     created_us: int | None = None
-    then: Then | None = None  # what the save does besides; not over HTTP
-    provided: Provided | None = None  # what must be so; over HTTP, nothing is
+    then: Then | None = None  # further changes of the save; over HTTP the client makes them afterwards
+    provided: Provided | None = None  # conditions of the save; over HTTP they are never met
 
     @property
     def lease_token(self) -> int | None:
@@ -62,9 +62,9 @@ class Request:
     def record(
         self, checkpoint_id: CheckpointId, created_us: int, size_bytes: int, packed: bytes, *, content: bytes
     ) -> NewCheckpoint:
-        """The index record of the save, whose chunks are still to be added.
+        """Return the index record of the save, without its chunks.
 
-        `content` is what an idempotency key stands for: bytes that no other version of a compressor makes differently.
+        The idempotency key stands for `content`: bytes that do not depend on the compressor's version.
         """
         key = self.idempotency_key
         return NewCheckpoint(
@@ -92,7 +92,7 @@ class Request:
         )
 
     def to_json(self) -> Document:
-        """The head of a save over HTTP, but its job."""
+        """Return the head of a save over HTTP, without its job."""
         return {
             "step": self.step,
             "level": str(self.level),
@@ -110,13 +110,13 @@ class Request:
 
 
 def request_of(record: NewCheckpoint) -> Request:
-    """What would save this record as it is."""
+    """Return the request that would save this record unchanged."""
     same = {field.name: getattr(record, field.name) for field in fields(Request) if hasattr(record, field.name)}
     return Request(**same | {"tags": dict(record.tags), "checkpoint_id": record.id})
 
 
 def request_again(checkpoint: Checkpoint, **changes: Any) -> Request:
-    """What would save this checkpoint once more, with a new ID, but for what `changes` says."""
+    """Return the request that would save this checkpoint again with a new ID and these `changes`."""
     return replace(request_of(NewCheckpoint.of(checkpoint, b"")), **{"checkpoint_id": None, **changes})
 
 
@@ -128,13 +128,13 @@ def branch_listed(
     *,
     actor: str,
 ) -> Checkpoint | None:
-    """`Store.branch` of a checkpoint that a list named, as `describe` says of it and of its parent if that exists.
+    """`Store.branch` of a listed checkpoint. `describe` takes it and its parent, if that still exists.
 
-    None if it was deleted since it was listed.
+    Returns None if it was deleted after it was listed.
     """
     while True:
         if parent is not None and not knows(store.catalogue, parent):
-            parent = None  # deleted: the line of ancestors begins here
+            parent = None  # deleted: the ancestors begin here
         try:
             source = store.catalogue.read(source_id)
             return store.branch(source, describe(source[0], parent), actor=actor)
@@ -157,7 +157,7 @@ def parse_request(
     idempotency_key: str | None = None,
     schema_version: str = "1.0",
 ) -> Request:
-    """What the user asked for, every part parsed; raises before anything is touched."""
+    """Parse the arguments of a save; raises before anything is changed."""
     if lease is not None:
         parse_lease(lease, job_id)  # `Request` does so too, but only once the state is encoded
     if idempotency_key is not None and not _is_short_text(idempotency_key, 256):
@@ -194,7 +194,7 @@ def _is_short_text(value: object, most: int) -> bool:
 
 
 def metadata_as_json(metadata: Mapping[str, object] | None) -> str:
-    """The JSON of metadata that a save may record; Validation for any other."""
+    """Return metadata as JSON. Raises Validation if a save cannot store it."""
     if not metadata:
         return "{}"
     try:

@@ -1,17 +1,16 @@
-"""Trees that repeat most of an earlier one, kept in parts, so that only what is new is stored.
+"""Trees that repeat most of an earlier one, stored in parts, so that only new content is stored.
 
-A growing list (a conversation) would otherwise be written whole at every save. A parted tree is bytes, and runs of
-pieces between them. Each piece becomes a chunk. Digests of neighbours are gathered into chunks above them, digests of
-those into chunks above again; such a group ends where a digest says so, whatever stands before it. Groups that have
-not ended yet stay in the manifest. A run with one more piece thus adds that piece, sometimes a group, and the
-manifest names a few digests for each level.
+Otherwise a growing list (a conversation) would be written whole at every save. A parted tree consists of bytes and runs
+of pieces. Each piece becomes a chunk. Digests of neighbours are grouped into chunks above them, and those digests into
+chunks above again. Where a group ends depends only on its digests, not on what precedes it. Unfinished groups stay in
+the manifest. So one more piece adds that piece, sometimes a group, and the manifest names a few digests per level.
 
     form 5     MessagePack [part…]; a part is bytes of the tree, or [height, digest]
     height 0   the chunk is bytes of the tree
     height n   the chunk is digests, 32 bytes each, of chunks of height n - 1
 
-Whoever has a chunk of digests has all below it: a commit brings what is missing and checks what it reuses, and gc
-deletes whatever is not named in one transaction. So a save checks only the topmost chunks it reuses (I3).
+If a chunk of digests exists, so does everything below it: a commit adds what is missing and checks what it reuses, and
+gc deletes everything unreferenced in one transaction. So a save checks only the topmost chunks it reuses (I3).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from kedge.ports import digest_of
 DIGEST_BYTES = 32
 MAX_HEIGHT = 16
 _LEAST, _MOST = 3, 8  # digests in a group
-_FEW = 64  # pieces, which are looked through faster than a table of all is made
-_ENDS = 0x01  # one digest in two ends its group, once that is long enough: measured to store least
+_FEW = 64  # pieces: searching them is faster than building a table
+_ENDS = 0x01  # one digest in two ends its group if that is long enough: measured to store least
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ Read = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain byte
 
 
 class Piece:
-    """Bytes that several trees have in common, named by their digest."""
+    """Bytes that several trees share, named by their digest."""
 
     __slots__ = ("data", "digest")
 
@@ -51,23 +50,23 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """Digests of one height, where groups of them end, and the digest of each group."""
+    """The digests of one height, where their groups end, and the digest of each group."""
 
     digests: list[bytes]
     ends: list[int]
     nodes: list[bytes]
-    new: slice  # the digests that an earlier level did not have at their place
+    new: slice  # the digests that differ from those of an earlier level
 
 
 class Pieces:
-    """Pieces in a row. Saved again, it is not grouped again; of a run like an earlier one, only what differs is."""
+    """A run of pieces. Saved again, it is not regrouped; for a run like an earlier one, only the difference is."""
 
     def __init__(self, pieces: Sequence[Piece], earlier: Pieces | None = None) -> None:
         self.pieces = pieces
         self._levels: list[_Level] = []
         self._nodes: dict[bytes, bytes] = {}  # the chunks above the pieces
         known: list[_Level] = []
-        if earlier is not None and len(earlier._nodes) < len(pieces):  # else most of them are of runs before it
+        if earlier is not None and len(earlier._nodes) < len(pieces):  # otherwise most of them belong to earlier runs
             known = earlier._levels
             self._nodes.update(earlier._nodes)
         digests = [piece.digest for piece in pieces]
@@ -106,7 +105,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class PartedTree:
-    """A tree as it is saved: bytes, and runs of pieces."""
+    """A tree to save: bytes, and runs of pieces."""
 
     parts: Sequence[bytes | Pieces]
 
@@ -116,9 +115,9 @@ class PartedTree:
 
 
 def write_parts(tree: PartedTree, writer: Writer, known: Callable[[bytes], bool]) -> tuple[bytes, list[bytes]]:
-    """The manifest of a tree, whose new chunks go to `writer`, and the digests a later save may take as known.
+    """Write the new chunks of a tree to `writer`. Return the manifest, and digests a later save may treat as known.
 
-    `known` says which digests an earlier save of this process has committed. That is a guess: the commit checks it.
+    `known` tells which digests an earlier save of this process committed. That is a guess: the commit checks it.
     """
     packed: list[object] = []
     fresh: dict[bytes, bytes] = {}
@@ -144,7 +143,7 @@ def write_parts(tree: PartedTree, writer: Writer, known: Callable[[bytes], bool]
 
 
 def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, bytes]) -> _Level:
-    """Gather digests into groups, whose chunks are entered; groups before and after what differs are taken over."""
+    """Group digests and add the groups' chunks; groups before and after the difference are reused."""
     ends: list[int] = []
     nodes: list[bytes] = []
     start, same, settled, shift = 0, 0, len(digests), 0
@@ -176,7 +175,7 @@ def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, byt
 
 
 def common_length(a: Sequence[T], b: Sequence[T]) -> int:
-    """How many items two sequences have in common at their beginning; by halves, because they may be long."""
+    """Return the length of the common beginning of two sequences, by bisection because they may be long."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -188,7 +187,7 @@ def common_length(a: Sequence[T], b: Sequence[T]) -> int:
 
 
 def parts_of(packed: bytes) -> list[bytes | tuple[int, bytes]] | None:
-    """The parts of a form 5 manifest; None for the others. Nonsense is Corrupted."""
+    """Return the parts of a form 5 manifest; None for other forms. Raises Corrupted for invalid data."""
     if packed[:1] != b"\x05":
         return None
     try:
@@ -206,7 +205,7 @@ def parts_of(packed: bytes) -> list[bytes | tuple[int, bytes]] | None:
 
 
 def read_parts(parts: Sequence[bytes | tuple[int, bytes]], read: Read) -> bytes:
-    """The tree; the chunks of one height, of all runs, are read at once."""
+    """Return the tree. Chunks of one height, of all runs, are read at once."""
     for height in range(max((part[0] for part in parts if isinstance(part, tuple)), default=-1), -1, -1):
         level = dict.fromkeys(part[1] for part in parts if isinstance(part, tuple) and part[0] == height)
         chunks = read(list(level)) if level else {}
@@ -223,7 +222,7 @@ def read_parts(parts: Sequence[bytes | tuple[int, bytes]], read: Read) -> bytes:
 
 
 def references(parts: Iterable[bytes | tuple[int, bytes]], read: Read) -> Iterator[bytes]:
-    """Every chunk these parts need, each once."""
+    """Yield every chunk these parts need, once."""
     seen: set[bytes] = set()
     for part in parts:
         if isinstance(part, bytes):
@@ -242,12 +241,12 @@ def references(parts: Iterable[bytes | tuple[int, bytes]], read: Read) -> Iterat
 
 
 def may_be_node(data: bytes) -> bool:
-    """Whether a chunk has a length that chunks of digests have."""
+    """Return whether a chunk's length is one that chunks of digests have."""
     return DIGEST_BYTES <= len(data) <= _MOST * DIGEST_BYTES and len(data) % DIGEST_BYTES == 0
 
 
 def digests_of(node: bytes) -> Iterator[bytes]:
-    """The digests in a chunk of them."""
+    """Yield the digests in a chunk of digests."""
     if not node or len(node) % DIGEST_BYTES:
         raise Corrupted("a chunk of digests has an impossible length", hint="run kedge check")
     for start in range(0, len(node), DIGEST_BYTES):

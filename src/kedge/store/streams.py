@@ -1,4 +1,4 @@
-"""How the buffers of a state lie in streams of chunks."""
+"""How the buffers of a state are arranged in streams of chunks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from kedge.ports import Buffer
 
 from .manifest import Manifest, Span
 
-SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
-_SOURCE_WORKERS = 4  # for files, which each of them reads into memory of its own
+SMALL_BUFFER_BYTES = 256 * 1024  # smaller buffers share a stream
+_SOURCE_WORKERS = 4  # for files, which each worker reads into its own memory
 TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
 
 _local = threading.local()
@@ -40,7 +40,7 @@ def size_of(buffer: codec.Source) -> int:
 
 
 def add_streams(writer: Writer, encoded: codec.Encoded) -> Manifest:
-    """Large buffers first, so that their streams keep their place from save to save; then small ones; then the tree."""
+    """Add large buffers first, so that their streams keep their positions in later saves; then small ones, the tree."""
     spans: list[Span | None] = [None] * len(encoded.buffers)
     streams: list[list[Entry]] = []
     small: list[tuple[int, memoryview]] = []
@@ -72,15 +72,15 @@ def add_streams(writer: Writer, encoded: codec.Encoded) -> Manifest:
 
 
 def _is_shared(buffer: codec.Source, encoded: codec.Encoded) -> bool:
-    """Whether somebody else may change these bytes while they are saved: neither what is immutable, nor a copy.
+    """Return whether others may change these bytes while they are saved: not if immutable, nor in a private copy.
 
-    Sources that are not memory read their pieces into memory of their own.
+    Sources that are not memory read their pieces into their own memory.
     """
     return isinstance(buffer, memoryview) and not encoded.is_private and not isinstance(buffer.obj, bytes)
 
 
 def _bundles(views: list[memoryview]) -> Iterable[bytes]:
-    """Small buffers joined to pieces of up to a chunk."""
+    """Yield small buffers joined to pieces of at most a chunk."""
     waiting: list[memoryview] = []
     size = 0
     for view in views:
@@ -93,7 +93,7 @@ def _bundles(views: list[memoryview]) -> Iterable[bytes]:
 
 
 def place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memoryview]]:
-    """Each entry with its part of `data`, which holds them one behind the other."""
+    """Return each entry with its part of `data`, which holds them consecutively."""
     placed, offset = [], 0
     for entry in entries:
         placed.append((entry, data[offset : offset + entry.size_bytes]))
@@ -107,8 +107,10 @@ def part_of(target: Target, start: int, stop: int) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class LateReader:
-    """Reads what a checkpoint left in the store when it was loaded. By now it may be deleted, and gc have been there:
-    then its missing chunks are no damage."""
+    """Reads what stayed in the store when a checkpoint was loaded.
+
+    If the checkpoint was deleted since then, missing chunks are not damage.
+    """
 
     reader: Reader
     knows: Callable[[str], bool]
@@ -138,10 +140,10 @@ def deleted_while_read(checkpoint_id: str) -> NotFound:
 
 
 class SharedChunk:
-    """A chunk that several buffers lie in: read into memory of the thread that reads it, then copied to each of them.
+    """A chunk that several buffers share: read into the reading thread's memory, then copied to each buffer.
 
-    They get nothing before it is verified (I2), and it is not held any longer: a state of ten thousand arrays takes
-    hardly more memory to load than the arrays do.
+    They get nothing before it is verified (I2), and it is not held longer: loading a state of ten thousand arrays takes
+    hardly more memory than the arrays.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -149,7 +151,7 @@ class SharedChunk:
         self._parts: list[tuple[int, Target]] = []
 
     def add(self, offset: int, part: Target) -> None:
-        """Fill `part` with what is at `offset` of the chunk."""
+        """Fill `part` from `offset` of the chunk."""
         self._parts.append((offset, part))
 
     def staging(self) -> memoryview:
@@ -169,7 +171,7 @@ class SharedChunk:
 
 
 def entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable[tuple[Entry, int]]:
-    """The entries of a stream that a span touches, with their offsets."""
+    """Yield the entries of a stream that a span touches, with their offsets."""
     stop = span.offset + span.size_bytes
     for i in range(bisect_right(starts, span.offset) - 1, len(entries)):
         if starts[i] >= stop:

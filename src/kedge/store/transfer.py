@@ -1,8 +1,8 @@
-"""A state that was cut into chunks elsewhere, such as by a client of the service.
+"""A state that was cut into chunks elsewhere, for example by a client of the service.
 
-The chunks it lacks are added as they come, in bounded memory, and get their names from their bytes: nobody's word is
-taken for a digest or a size. The manifest comes last. Everything it names must have come, or be in this namespace; the
-commit checks that once more in its transaction (I1, I3).
+Missing chunks are added as they arrive, in bounded memory, and named by their bytes: no digest or size is trusted. The
+manifest comes last. All it names must have arrived or be in this namespace; the commit checks that again in its
+transaction (I1, I3).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from .local import LocalStore
     from .request import Request
 
-MAX_CHUNK_BYTES = 8 << 20  # no save makes larger ones
-MAX_CHUNKS = 1 << 22  # of one save: what is known of each stays in memory until its manifest comes
-_TREE_BYTES = 4 << 20  # of small chunks, in which trees are: a tree of this size is looked into
-_NODES_BYTES = 32 << 20  # of chunks that may be digests of others (`rope`), which are always looked into
+MAX_CHUNK_BYTES = 8 << 20  # no save creates larger ones
+MAX_CHUNKS = 1 << 22  # of one save: facts about each stay in memory until the manifest arrives
+_TREE_BYTES = 4 << 20  # of small chunks, which may belong to trees: a tree up to this size is inspected
+_NODES_BYTES = 32 << 20  # of chunks that may be digests of others (`rope`), which are always inspected
 _SMALL_BYTES = 4 * TREE_CHUNK_BYTES
 
 
 class SendAgain(Conflict, code="send_again"):
-    """What the save relied on changed meanwhile. `digests` are to be sent, whatever the store says it has."""
+    """The save relied on something that changed meanwhile. Send `digests`, even if the store says it has them."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SendAgain(Conflict, code="send_again"):
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a manifest says of the state: the tree, if it is here, and the length of each buffer; None: files."""
+    """What a manifest says of the state: the tree, if available, and the length of each buffer; None for files."""
 
     tree: bytes | None
     buffers: Sequence[int | None]
@@ -57,10 +57,10 @@ class Outline:
 
 
 class Received:
-    """Add chunks, then `describe` them by a manifest, then save this once; or abort. One thread at a time."""
+    """A state being received. Add chunks, `describe` them by a manifest, save once; or abort. One thread at a time."""
 
     def __init__(self, store: LocalStore, distrusted: Collection[bytes] = (), *, size_hint: int = 0) -> None:
-        """`distrusted` chunks are written even if the index seems to know them."""
+        """Begin to receive. `distrusted` chunks are written even if the index seems to know them."""
         self._store = store
         key = store.key
         names = frozenset(digest if key is None else key.chunk_id(digest) for digest in distrusted)
@@ -79,7 +79,7 @@ class Received:
         named = {digest_of(piece): piece for piece in pieces}
         for digest, piece in named.items():
             if not 0 < len(piece) <= MAX_CHUNK_BYTES or len(self._sizes) >= MAX_CHUNKS:
-                raise TooLarge(f"a chunk of {len(piece):,} bytes, behind {len(self._sizes):,} others")
+                raise TooLarge(f"a chunk of {len(piece):,} bytes, after {len(self._sizes):,} others")
             self._sizes[digest] = len(piece)
             self._keep_small(digest, piece)
         self._writer.add_named(named)
@@ -94,9 +94,9 @@ class Received:
         self._small[digest] = piece
 
     def describe(self, packed: bytes, spilled: bytes = b"") -> Outline:
-        """The manifest; `spilled` is what lies in chunks where it is only the root of one (form 4).
+        """Set the manifest. `spilled` is its content in chunks if it is only a root (form 4).
 
-        Validation if it is none; SendAgain if chunks it names are nowhere.
+        Raises Validation if it is not a manifest, SendAgain if chunks it names are missing.
         """
         try:
             root = root_of(packed)
@@ -147,7 +147,7 @@ class Received:
         return b"".join(bytes(entry.size_bytes) if entry.is_zero else pieces[entry.digest] for entry in entries)
 
     def _take_parts(self, parts: Sequence[bytes | tuple[int, bytes]]) -> Outline:
-        """Each chunk of digests is looked into: what an earlier save reused of it is not taken for granted."""
+        """Inspect each chunk of digests: what an earlier save reused of it is not assumed to exist."""
         size_bytes = 0
         for part in parts:
             if isinstance(part, bytes):
@@ -168,7 +168,7 @@ class Received:
         return Outline(None, (), size_bytes)
 
     def _locate(self, digests: Iterable[bytes]) -> Mapping[bytes, int]:
-        """The length of each of these chunks; the commit will check that those of the namespace still exist."""
+        """Return the length of each of these chunks; the commit checks that those of the namespace still exist."""
         sizes = {digest: self._sizes.get(digest) for digest in digests}
         absent = [digest for digest, size in sizes.items() if size is None]
         places = self._store.reader.find(absent) if absent else {}
@@ -179,7 +179,7 @@ class Received:
         return {digest: places[digest].size_bytes if size is None else size for digest, size in sizes.items()}
 
     def _is_at_hand(self, digest: bytes) -> bool:
-        """Whether its bytes can be read: what came and was not kept cannot, before the commit."""
+        """Return whether its bytes can be read: before the commit, a received chunk that was not kept cannot."""
         return digest in self._small or digest not in self._sizes
 
     def _read(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
@@ -189,13 +189,13 @@ class Received:
     def commit(
         self, request: Request, checkpoint_id: CheckpointId, created_us: int, distrusted: Collection[bytes], actor: str
     ) -> Checkpoint:
-        """Save it; SendAgain when it was tried before, because the chunks that came are not here any more."""
+        """Save the state. Raises SendAgain at a second attempt, because the received chunks are gone."""
         packed = self._packed if self._is_spent else self._spill(self._packed)
         record = request.record(checkpoint_id, created_us, self._size_bytes, packed, content=packed)
         return self.commit_record(record, distrusted, actor)
 
     def adopt(self, request: Request, fields: Mapping[str, Any], actor: str) -> Checkpoint:
-        """Save it as a checkpoint of another store, which has these fields besides; what has its ID here now."""
+        """Save it as a checkpoint of another store with these further fields. Return what has its ID here now."""
         if request.checkpoint_id is None or request.created_us is None:
             raise Validation("a copy has an ID and a time", hint="send what kedge.client sends")
         record = request.record(request.checkpoint_id, request.created_us, self._size_bytes, self._packed, content=b"")
@@ -216,11 +216,11 @@ class Received:
             return taken(self._store, record)
 
     def _is_empty(self) -> bool:
-        """Whether there are no chunks: the state is in its row."""
+        """Return whether there are no chunks, so that the state is in its row."""
         return not self._sizes and not self._relied
 
     def commit_record(self, record: NewCheckpoint, distrusted: Collection[bytes], actor: str) -> Checkpoint:
-        """The same, of a record that was made elsewhere."""
+        """The same for a record that was made elsewhere."""
         if self._failure is not None:
             raise self._failure
         if self._is_spent:
@@ -231,7 +231,7 @@ class Received:
             with settled(self._writer):
                 return self._store.commit(self._writer, self._store.finish(self._writer, record), actor)
         except StorageError as error:
-            self._failure = error  # it may have been saved: who sent it is to know
+            self._failure = error  # it may have been saved: tell the sender
             raise
 
     def _spill(self, packed: bytes) -> bytes:
@@ -242,13 +242,13 @@ class Received:
         return pack_root(len(packed), table)
 
     def abort(self) -> None:
-        """Let go of what came. After a commit this does nothing."""
+        """Discard what was received. Does nothing after a commit."""
         self._is_spent = True
         self._writer.abort()
 
 
 def lacking(store: LocalStore, digests: Sequence[bytes]) -> list[bytes]:
-    """Which of these chunks a save would have to bring."""
+    """Return the digests of chunks that a save would have to send."""
     places = store.reader.find([digest for digest in digests if digest != ZERO])
     return [digest for digest in digests if digest not in places or places[digest].is_damaged]
 

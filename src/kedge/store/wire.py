@@ -1,10 +1,10 @@
-"""States on their way between a service and its client: a manifest, and the chunks that the other side lacks.
+"""States in transit between a service and its client: a manifest, and the chunks the other side lacks.
 
-    a save       head, chunks, an empty chunk, manifest, what of it is spilled, BLAKE3 of both
-    chunks       each with its length; instead of one that cannot be read, FAILED and why
-    a manifest   head, manifest, BLAKE3 of it
+    a save       head, chunks, an empty chunk, manifest, its spilled content, BLAKE3 of both
+    chunks       each after its length; for one that cannot be read, FAILED and the reason
+    a manifest   head, manifest, its BLAKE3
 
-Lengths are 4 bytes, little-endian, before what they are of; heads are JSON. Chunks are named by their bytes alone.
+A length is 4 bytes, little-endian, and precedes its data; heads are JSON. Chunks are named only by their bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SAVE_TYPE = "application/vnd.kedge.save"
 CHUNKS_TYPE = "application/vnd.kedge.chunks"
 MANIFEST_TYPE = "application/vnd.kedge.manifest"
 DIGEST_BYTES = 32
-MAX_DIGESTS = 4096  # asked for at once
+MAX_DIGESTS = 4096  # per request
 MAX_HEAD_BYTES = 1 << 20
 FAILED = 0xFFFFFFFF
 
@@ -37,7 +37,7 @@ def framed(data: bytes) -> bytes:
 
 
 def split_digests(data: bytes) -> list[bytes]:
-    """Digests one behind the other; ValueError if they are none."""
+    """Split consecutive digests. Raises ValueError if these are not digests."""
     if len(data) % DIGEST_BYTES or len(data) > MAX_DIGESTS * DIGEST_BYTES:
         raise ValueError(f"{len(data)} bytes are no digests, or too many")
     return [data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES)]
