@@ -1,10 +1,10 @@
-"""Encryption at rest (I10): a master key, which never touches the store, wraps the keys of each namespace.
+"""Encryption at rest (I10): a master key, which is never stored, wraps the keys of each namespace.
 
-master key    32 bytes the user keeps: `masters`
-keyring       what the index holds for a namespace: its keys, sealed under the master key: `keyrings`
-data key      encrypts states and metadata; names chunks. `rekey --rewrite` makes a new one: `sealing`
-name key      encrypts what must be found again by equality: tags, idempotency keys, names: `sealing`
-vault         the open keyring of a namespace, as the store uses it: `vaults`
+master key    32 bytes that the user keeps: `master`
+keyring       the keys of a namespace in the index, sealed under the master key: `keyring`
+data key      encrypts states and metadata; names chunks. `rekey --rewrite` makes a new one: `envelope`
+name key      encrypts what must be found by equality: tags, idempotency keys, names: `envelope`
+vault         the open keyring of a namespace, as the store uses it: `vault`
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Sealing and opening bytes, and naming what is sealed.
 
-An envelope is what sealed bytes look like (docs/format.md):
+An envelope is the form of sealed bytes (docs/format.md):
 
     0xE1 [1]   ID of the data key [8]   salt [12]   nonce [12]   AES-256-GCM: ciphertext, tag [16]
 
 Salt and nonce are 24 random bytes, new for each envelope. The AES key is HMAC-SHA-256(data key, what it is bound to ‖
-salt). Two envelopes have key and nonce in common only if they are bound to the same thing and their 192 random bits
-are the same: for n envelopes under one data key that chance is below n² / 2^193, so 2^64 of them stay below 2^-64.
-Random 96-bit nonces under one key alone would allow 2^32, which a busy store writes in days.
+salt). Two envelopes share key and nonce only if they are bound to the same thing and their 192 random bits are equal.
+For n envelopes under one data key that chance is below n² / 2^193, so 2^64 of them stay below 2^-64. Random 96-bit
+nonces under one key alone would allow 2^32, which a busy store writes in days.
 
-Each envelope is bound to store, namespace, kind and ID, as associated data and in the key: moved anywhere else, it does
-not open (I10). AES-GCM does not bind the key itself; that is what the key's ID in the envelope and the sealed keyring
-are for.
+Each envelope is bound to store, namespace, kind and ID, as associated data and in the key: moved elsewhere, it does not
+open (I10). AES-GCM does not bind the key itself; the key's ID in the envelope and the sealed keyring do that.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ def is_envelope(data: Buffer) -> bool:
 
 
 def key_in(sealed: Buffer) -> bytes:
-    """The ID of the data key an envelope says it was sealed under; Corrupted if it is no envelope."""
+    """Return the ID of the data key that an envelope names. Raises Corrupted if it is not an envelope."""
     if not is_envelope(sealed):
         raise Corrupted("it is not encrypted, and this namespace is", hint="run kedge check: somebody changed it")
     return bytes(sealed[1 : 1 + KEY_ID_BYTES])
 
 
 def bound(*parts: bytes) -> bytes:
-    """Parts joined so that no other parts give the same bytes."""
+    """Join parts unambiguously: no other parts give the same bytes."""
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
@@ -58,7 +57,7 @@ class DataKey:
     def __init__(self, secret: bytes, store_id: str, namespace: str) -> None:
         self._secret = secret
         self._place = bound(store_id.encode(), namespace.encode())
-        self._kinds: dict[str, bytes] = {}  # the beginning of what an envelope is bound to, by its kind
+        self._kinds: dict[str, bytes] = {}  # for each kind, the beginning of what an envelope is bound to
         self._naming = hmac.digest(secret, b"kedge chunk names", "sha256")
 
     @cached_property
@@ -66,17 +65,17 @@ class DataKey:
         return hmac.digest(self._secret, b"kedge data key id", "sha256")[:KEY_ID_BYTES]
 
     def chunk_id(self, digest: bytes) -> bytes:
-        """The name of a chunk with this content digest: without the key, equal content cannot be recognised."""
+        """Return the name of a chunk with this content digest. Without the key, equal content cannot be recognised."""
         return hmac.digest(self._naming, digest, "sha256")
 
     def seal(self, kind: str, identity: bytes, data: Buffer) -> bytes:
-        """An envelope of `data`, bound to `kind` and `identity`."""
+        """Return an envelope of `data`, bound to `kind` and `identity`."""
         place, random = self._bound_to(kind, identity), os.urandom(24)
         cipher = self._cipher(place, random[:12])
         return b"\xe1" + self.id + random + cipher.encrypt(random[12:], data, place)
 
     def seal_into(self, kind: str, identity: bytes, data: Buffer, sealed: memoryview) -> None:
-        """The same in memory that is there already, for large ones."""
+        """The same in existing memory, for large ones."""
         place, random = self._bound_to(kind, identity), os.urandom(24)
         _HEAD.pack_into(sealed, 0, ENVELOPE, self.id, random[:12], random[12:])
         self._cipher(place, random[:12]).encrypt_into(random[12:], data, place, sealed[_HEAD.size :])
@@ -87,7 +86,7 @@ class DataKey:
         return bytes(plain)
 
     def open_into(self, kind: str, identity: bytes, sealed: Buffer, target: memoryview) -> None:
-        """Fill `target`, which has the right length, or raise Corrupted; then nothing in it means anything."""
+        """Decrypt into `target`, which has the right length. Raises Corrupted; `target` is then meaningless."""
         if key_in(sealed) != self.id or len(target) != len(sealed) - OVERHEAD_BYTES:
             raise Corrupted("its envelope is damaged", hint="run kedge check")
         _, _, salt, nonce = _HEAD.unpack_from(sealed)
@@ -111,9 +110,9 @@ class DataKey:
 
 
 class NameKey:
-    """Encrypts texts that the index must find again: the same text gives the same token (AES-256-SIV, RFC 5297).
+    """Encrypts text that the index must find again: the same text gives the same token (AES-256-SIV, RFC 5297).
 
-    Whoever reads the index sees that two tokens are equal, and how long the text is; nothing else.
+    A reader of the index learns only that two tokens are equal, and how long the text is.
     """
 
     def __init__(self, secret: bytes, store_id: str, namespace: str) -> None:
@@ -121,7 +120,7 @@ class NameKey:
         self._place = bound(store_id.encode(), namespace.encode())
 
     def token(self, kind: str, text: str) -> str:
-        """`~` and base64, so that tokens are recognised where they stand among other text."""
+        """Return `~` and base64, so that tokens are recognised in other text."""
         return "~" + base64.urlsafe_b64encode(self.seal(kind, text.encode())).decode().rstrip("=")
 
     def text(self, kind: str, token: str) -> str:

@@ -1,11 +1,11 @@
-"""The keyring of a namespace: what the index keeps of its keys, sealed under the master key.
+"""The keyring of a namespace: its keys in the index, sealed under the master key.
 
     {"kedge keyring": 1, "master": ID of the master key, "key": ID of the current data key,
      "names": whether names are hidden, "bound_to": the ID of the store that all envelopes are bound to,
      "sealed": base64 of an envelope with the keys}
 
-Changing the master key seals the same keys again, and touches nothing else. The fields in the clear are repeated
-inside, so that nobody can change them.
+A change of the master key seals the same keys again and touches nothing else. The plain fields are repeated inside, so
+that nobody can change them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MAX_KEYS = 64
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """The keys of a namespace. The first data key is the one to write with; others wait until nothing needs them."""
+    """The keys of a namespace. The first data key is the current one; others stay until nothing needs them."""
 
     secrets: tuple[bytes, ...] = field(repr=False)
     name_secret: bytes = field(repr=False)
-    store_id: str  # what everything under these keys is bound to: the first store's, also after its index was rebuilt
+    store_id: str  # all envelopes are bound to it: the first store's, even after its index was rebuilt
     namespace: str
     hides_names: bool = False
 
@@ -46,7 +46,7 @@ class Keyring:
         return NameKey(self.name_secret, self.store_id, self.namespace)
 
     def with_new_key(self) -> Keyring:
-        """The same with a new data key to write with."""
+        """Return the keyring with a new current data key."""
         if len(self.secrets) >= _MAX_KEYS:
             raise Conflict("this namespace has too many keys", hint="let kedge rekey --rewrite finish first")
         return replace(self, secrets=(os.urandom(KEY_BYTES), *self.secrets))
@@ -60,7 +60,7 @@ def new_keyring(store_id: str, namespace: str, *, hides_names: bool) -> Keyring:
 
 
 def seal_keyring(keyring: Keyring, master: MasterKey, store_id: str) -> str:
-    """What the index of store `store_id` keeps."""
+    """Return the keyring for the index of store `store_id`."""
     namespace = keyring.namespace
     outside = {
         "kedge keyring": VERSION,
@@ -77,7 +77,7 @@ def seal_keyring(keyring: Keyring, master: MasterKey, store_id: str) -> str:
 
 
 def open_keyring(text: str, master: MasterKey, store_id: str, namespace: str) -> Keyring:
-    """The keys; a wrong master key is Validation, a damaged or altered keyring Corrupted."""
+    """Return the keys. Raises Validation for a wrong master key, Corrupted for a damaged or altered keyring."""
     outside = _parse(text)
     if outside["master"] != master.id:
         raise Validation(
@@ -99,12 +99,12 @@ def open_keyring(text: str, master: MasterKey, store_id: str, namespace: str) ->
 
 
 def key_id_of(text: str) -> str:
-    """The ID of the current data key, as a keyring says it in the clear."""
+    """Return the ID of the current data key, which is in the clear."""
     return str(_parse(text)["key"])
 
 
 def master_of(text: str) -> str:
-    """The ID of the master key it is sealed under."""
+    """Return the ID of the master key it is sealed under."""
     return str(_parse(text)["master"])
 
 
@@ -114,7 +114,7 @@ def _parse(text: str) -> dict[str, object]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise _damaged("", "it is no JSON object")
+        raise _damaged("", "it is not a JSON object")
     version = document.get("kedge keyring")
     if isinstance(version, int) and version > VERSION:
         raise UnsupportedFormat(

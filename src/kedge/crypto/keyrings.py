@@ -1,4 +1,4 @@
-"""Keyrings as they are gathered while an index is rebuilt: from what is left of it, beside it, and from packs."""
+"""Keyrings collected for a rebuild: from the remains of the index, from its copies, and from packs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .vault import parse_wrapped
 
 
 class Keyrings:
-    """Keyrings by namespace. The first one found says which data key is the current one; later ones add older keys."""
+    """Keyrings by namespace. The first one added has the current data key; later ones add older keys."""
 
     def __init__(self, master: MasterKey) -> None:
         self.master = master
-        self.locked: Counter[str] = Counter()  # records that did not open, by the ID of the master key they want
+        self.locked: Counter[str] = Counter()  # records that did not open, by the ID of their master key
         self._keyrings: dict[str, Keyring] = {}
-        self._others: dict[str, str] = {}  # namespaces with keyrings of other master keys, and the IDs of those
+        self._other_masters: dict[str, str] = {}  # namespaces with keyrings of other master keys, and the IDs of those
 
     @property
     def count(self) -> int:
-        """How many data keys are known."""
+        """The number of known data keys."""
         return sum(len(keyring.secrets) for keyring in self._keyrings.values())
 
     @property
@@ -35,15 +35,15 @@ class Keyrings:
 
     @property
     def closed(self) -> dict[str, str]:
-        """Namespaces none of whose keyrings is under our master key, with the ID of the one they want."""
-        return {name: master for name, master in self._others.items() if name not in self._keyrings}
+        """Namespaces with no keyring under our master key, and the ID of theirs."""
+        return {name: master for name, master in self._other_masters.items() if name not in self._keyrings}
 
     def add(self, store_id: str, namespace: str, text: str) -> None:
-        """Take note of a keyring that the index of `store_id` had. One of another master key is of no use."""
+        """Add a keyring from the index of `store_id`. One under another master key cannot be used."""
         try:
             keyring = open_keyring(text, self.master, store_id, namespace)
         except Validation:
-            self._others[namespace] = master_of(text)
+            self._other_masters[namespace] = master_of(text)
             return
         except Corrupted:
             return
@@ -52,10 +52,10 @@ class Keyrings:
         self._keyrings[namespace] = replace(previous, secrets=previous.secrets + more)
 
     def refuse_wrong_master(self, keyrings: Iterable[str]) -> None:
-        """Validation if none of the keyrings that a store has is under our master key: it is not empty, but locked."""
+        """Raise Validation if none of a store's keyrings is under our master key: it is locked, not empty."""
         wanted = set()
         for text in keyrings:
-            with suppress(Corrupted):  # a damaged one says nothing; packs have others
+            with suppress(Corrupted):  # packs have other copies of a damaged one
                 wanted.add(master_of(text))
         if wanted and self.master.id not in wanted:
             raise Validation(
@@ -64,17 +64,17 @@ class Keyrings:
             )
 
     def keyring_for(self, store_id: str, namespace: str) -> str | None:
-        """What the index of store `store_id` is to keep for a namespace; None if nothing was found."""
+        """Return the keyring for the index of store `store_id`; None if the namespace has none."""
         keyring = self._keyrings.get(namespace)
         return None if keyring is None else seal_keyring(keyring, self.master, store_id)
 
     def shown_as(self, namespace: str, actor: str) -> str:
-        """How an actor stands in the events of a namespace."""
+        """Return an actor's name in the events of a namespace."""
         keyring = self._keyrings[namespace]
         return keyring.name_key.token("actor", actor) if keyring.hides_names else actor
 
     def unwrap_record(self, wrapped: bytes) -> bytes:
-        """A record of a pack, under the keys known so far or those beside it; Corrupted for anything else."""
+        """Open a pack's record with the known keys or the keyring in it. Raises Corrupted."""
         store_id, namespace, text, sealed = parse_wrapped(wrapped)
         if self._key_of(namespace, sealed) is None:
             self.add(store_id, namespace, text)

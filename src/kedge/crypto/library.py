@@ -1,4 +1,4 @@
-"""The parts of `cryptography` that are used, imported when a store is opened with a key."""
+"""The parts of `cryptography` in use, imported when a store is opened with a key."""
 
 from __future__ import annotations
 

@@ -17,17 +17,17 @@ KEY_BYTES = 32
 _PREFIX = "kdk1_"
 _TEXT = re.compile(r"kdk1_([A-Za-z0-9_-]{43})")
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
-_MAX_SOURCE_BYTES = 4096  # what a file or a command may say
+_MAX_SOURCE_BYTES = 4096  # limit for a file or a command's output
 _COMMAND_TIMEOUT_S = 60
 _FORMS = (
     "give 32 bytes, what `kedge key new` prints, 64 hex digits, file:PATH, or command:PROGRAM ARGUMENTS; "
-    "a passphrase is no key"
+    "a passphrase is not a key"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MasterKey:
-    """The key itself is in no repr, no error and no log; `id` names it and tells nothing of it."""
+    """The master key. It appears in no repr, error or log; `id` names it and reveals nothing."""
 
     secret: bytes = field(repr=False)
 
@@ -37,12 +37,12 @@ class MasterKey:
 
 
 def new_master_text() -> str:
-    """A new random key, in the form people keep it."""
+    """Return a new random key as text."""
     return _PREFIX + base64.urlsafe_b64encode(os.urandom(KEY_BYTES)).decode().rstrip("=")
 
 
 def find_master(given: bytes | str | None) -> MasterKey | None:
-    """The key given, else that of $KEDGE_KEY or $KEDGE_KEY_FILE, else None."""
+    """Return the given key, or that of $KEDGE_KEY or $KEDGE_KEY_FILE, or None."""
     if given is not None:
         return parse_master(given)
     text, path = os.environ.get("KEDGE_KEY"), os.environ.get("KEDGE_KEY_FILE")
@@ -56,7 +56,7 @@ def find_master(given: bytes | str | None) -> MasterKey | None:
 
 
 def parse_master(given: bytes | str) -> MasterKey:
-    """A key in one of its forms. What is wrong is said without showing what was given."""
+    """Parse a key in any of its forms. Errors never show what was given."""
     if isinstance(given, str) and given.startswith("file:"):
         return _parse(_read_file(given.removeprefix("file:")), "the content of the key file")
     if isinstance(given, str) and given.startswith("command:"):
@@ -91,7 +91,7 @@ def _read_file(path: str) -> bytes:
 
 
 def _ask(command: str) -> bytes:
-    """What a command prints: the hook for a KMS. Started from a list of arguments, never through a shell."""
+    """Return a command's output, the hook for a KMS. Started from a list of arguments, never through a shell."""
     try:
         arguments = shlex.split(command)
     except ValueError as error:

@@ -15,7 +15,7 @@ from .master import MasterKey
 
 
 def parse_wrapped(wrapped: bytes) -> tuple[str, str, str, bytes]:
-    """(store ID, namespace, keyring, envelope) of what `wrap_record` made; Corrupted for anything else."""
+    """Return (store ID, namespace, keyring, envelope) from `wrap_record`. Raises Corrupted for anything else."""
     try:
         store_id, namespace, keyring, sealed = ormsgpack.unpackb(wrapped)
         if not all(isinstance(text, str) for text in (store_id, namespace, keyring)) or not isinstance(sealed, bytes):
@@ -26,10 +26,10 @@ def parse_wrapped(wrapped: bytes) -> tuple[str, str, str, bytes]:
 
 
 class Vault:
-    """Seals with the current data key, opens with whichever an envelope names. Thread-safe; survives fork.
+    """Seals with the current data key, opens with the key an envelope names. Thread-safe; survives fork.
 
-    Another process may change the keys at any time. An unknown key, or a commit that is refused for an old one, makes
-    the vault read the keyring again; what is immutable (`DataKey`) stays valid in the hands of who has it.
+    Another process may change the keys at any time. An unknown key, or a commit refused for an old one, makes the vault
+    read the keyring again. An immutable `DataKey` in use stays valid.
     """
 
     def __init__(self, master: MasterKey, store_id: str, namespace: str, read: Callable[[], str | None]) -> None:
@@ -40,7 +40,7 @@ class Vault:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the keyring again. If its master key has changed meanwhile, what is known stays."""
+        """Read the keyring again. If its master key was changed, the known keys stay."""
         text = self._read()
         if text is None:
             raise Corrupted("the keyring of this namespace is gone", hint="put the index back from a copy")
@@ -58,13 +58,13 @@ class Vault:
         self._sealed_keyring = text
 
     def use(self, master: MasterKey) -> None:
-        """The keyring is under another master key from now on."""
+        """Use another master key for the keyring from now on."""
         self.master = master
         self.refresh()
 
     @property
     def description(self) -> dict[str, object]:
-        """What may be shown of it."""
+        """What may be shown of the keys."""
         return {
             "cipher": "AES-256-GCM",
             "master_key": self.master.id,
@@ -82,7 +82,7 @@ class Vault:
         return self.keyring.hides_names
 
     def key_of(self, sealed: Buffer) -> DataKey:
-        """The data key of an envelope; Corrupted when it names none of ours."""
+        """Return the data key of an envelope. Raises Corrupted if it is none of ours."""
         key_id = key_in(sealed)
         for is_fresh in (False, True):
             for key in self.keys:
@@ -99,17 +99,17 @@ class Vault:
         return self.key_of(sealed).open(kind, identity, sealed)
 
     def wrap_record(self, key: DataKey, record: bytes) -> bytes:
-        """A record for a pack, with the keyring beside it: packs and the master key are all that a rebuild needs."""
+        """Return a record for a pack, with the keyring: a rebuild needs only packs and the master key."""
         fields = [self._store_id, self._namespace, self._sealed_keyring, key.seal("record", b"", record)]
         return ormsgpack.packb(fields)
 
     def unwrap_record(self, wrapped: bytes) -> bytes:
-        """A record of this namespace, or Corrupted."""
+        """Open a record of this namespace. Raises Corrupted."""
         _, namespace, _, sealed = parse_wrapped(wrapped)
         if namespace != self._namespace:
             raise Corrupted("the record belongs to another namespace", hint="run kedge check")
         return self.open("record", b"", sealed)
 
     def chunk_ids(self, digest: bytes) -> tuple[bytes, ...]:
-        """Every name a chunk with this content may have, that under the current key first."""
+        """Return every name a chunk with this content may have, the current key's first."""
         return tuple(key.chunk_id(digest) for key in self.keys)

@@ -1,4 +1,4 @@
-"""The part of `ports.Index` that changes something and is the same in every database: each is one of `SqlWrites`."""
+"""The writing methods of `ports.Index` that are the same in every database: each calls one of `SqlWrites`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ T = TypeVar("T")
 
 
 class SqlChanges:
-    """Asks for write transactions; how they are run is for the database to say."""
+    """Requests write transactions; each database runs them in its own way."""
 
     def _change(self, change: Callable[[SqlWrites], T], *, is_urgent: bool = False, is_repeatable: bool = True) -> T:
-        """Run `change` in a transaction. Urgent is what frees space or notes damage: it may use what is kept for a
-        full disk. What may be done twice is repeatable: it is done again when the answer to a commit was lost."""
+        """Run `change` in a transaction.
+
+        Urgent changes free space or note damage, and may use the reserve for a full disk. Repeatable ones may be done
+        twice, and are repeated when the answer to a commit was lost.
+        """
         raise NotImplementedError
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:

@@ -1,13 +1,13 @@
-"""An index whose rows are sealed (I10): a wrapper around any other, which sees nothing it could tell.
+"""An index whose rows are sealed (I10): a wrapper around any other index, which sees no secrets.
 
     manifest                 an envelope bound to the checkpoint's ID
-    metadata, step           an envelope bound to all of the row that never changes, so that listing proves the row
-    tags, idempotency keys   tokens: the index still finds them by equality
-    job, actor, holder       tokens too, where names are hidden; else as they are
+    metadata, step           an envelope bound to the immutable part of the row, so that listing proves the row
+    tags, idempotency keys   tokens: the index can still find them by equality
+    job, actor, holder       tokens, too, if names are hidden; otherwise plain
     details of events        sealed, except what the index itself writes there
 
-Sizes, counts, times, levels, statuses, pins, parents and IDs stay readable. What is not sealed is refused. Filters by
-metadata open the rows of a job one after the other; where names are hidden, listing jobs opens them all.
+Sizes, counts, times, levels, statuses, pins, parents and IDs stay readable. Unsealed data is refused. A filter by
+metadata opens all rows of a job; if names are hidden, listing jobs opens all their names.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from .tampering import row_problems
 _PAGE = 256
 _S = TypeVar("_S")
 _T = TypeVar("_T")
-_Row = tuple[Checkpoint, bytes]  # and its manifest
+_Row = tuple[Checkpoint, bytes]  # with its manifest
 
 
 class EncryptedIndex(SealedRows):
-    """`ports.Index` around another one, for a namespace that has a keyring."""
+    """`ports.Index` around another one, for a namespace with a keyring."""
 
     def __init__(self, inner: Index, vault: Vault) -> None:
         super().__init__(vault)
@@ -73,9 +73,9 @@ class EncryptedIndex(SealedRows):
         self.written_by = inner.written_by
 
     def _confirmed(self, look: Callable[[], _S], open_: Callable[[_S], _T], seen: _S | None = None) -> _T:
-        """What the inner index has, opened. What does not open is looked at once more (I2).
+        """Return what the inner index has, decrypted. If that fails, read it once more (I2).
 
-        Since it was read a change of keys may have put another envelope in its place, and thrown its key away.
+        Meanwhile a change of keys may have replaced the envelope and deleted its key.
         """
         seen = look() if seen is None else seen
         while True:
@@ -95,13 +95,13 @@ class EncryptedIndex(SealedRows):
                 saved = self._commit(records, actor)
             except KeysChanged:
                 if any(record.key_id for record in records):
-                    raise  # with chunks under the old key: who wrote them does it again
+                    raise  # its chunks are under the old key: the caller writes them again
                 self.vault.refresh()
                 saved = self._commit(records, actor)
         return [self._answer(new, row) for new, row in zip(records, saved, strict=True)]
 
     def _answer(self, new: NewCheckpoint, saved: Checkpoint) -> Checkpoint:
-        """What was saved, or, under an idempotency key, the first one."""
+        """Return what was saved, or the first checkpoint under its idempotency key."""
         if saved.id == new.id:
             return new.saved(saved.seq, saved.digest)
         look = partial(self.inner.get, saved.id)
@@ -114,7 +114,7 @@ class EncryptedIndex(SealedRows):
             try:
                 sealed.append((self._sealed(record), self._hide("actor", actor)))
             except CheckpointError:
-                return one_by_one(self, saves)  # so that each hears of its own mistake
+                return one_by_one(self, saves)  # each then gets its own error
         for save, outcome in zip(saves, self.inner.commit_each(sealed), strict=True):
             if isinstance(outcome, KeysChanged):
                 outcomes += one_by_one(self, [save])
@@ -143,7 +143,7 @@ class EncryptedIndex(SealedRows):
 
     @property
     def in_place(self) -> frozenset[str]:
-        """As the index has it; what is opened here may take a lock."""
+        """As in the inner index, because decrypting may take a lock."""
         return frozenset({"changed_jobs"} & getattr(self.inner, "in_place", frozenset()))
 
     def changed_jobs(self, after: int, limit: int) -> Sequence[tuple[int, str | None]] | None:
@@ -172,21 +172,21 @@ class EncryptedIndex(SealedRows):
         for checkpoint_id, (token, digest) in self.inner.keys_of(checkpoint_ids).items():
             key, request_digest = names.text("key", token), names.open("request", digest)
             prove = partial(self._prove_keyed, key, request_digest=request_digest)
-            with suppress(NotFound):  # deleted since
+            with suppress(NotFound):  # deleted meanwhile
                 self._confirmed(partial(self.inner.get, checkpoint_id), prove)
                 keys[checkpoint_id] = key, request_digest
         return keys
 
     def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
-        def page(some: Selection) -> Checkpoints:
-            look = partial(self.inner.list, self._hide("job", job), some)
+        def page(selection: Selection) -> Checkpoints:
+            look = partial(self.inner.list, self._hide("job", job), selection)
             return self._confirmed(look, lambda rows: [self._tagged(wanted.tags, self._open(row)) for row in rows])
 
         return _select(page, lambda row: row, self._sealed_selection(wanted), wanted)
 
     def list_stored(self, job: str, wanted: Selection = ALL) -> Sequence[_Row]:
-        def page(some: Selection) -> Sequence[_Row]:
-            look = partial(self.inner.list_stored, self._hide("job", job), some)
+        def page(selection: Selection) -> Sequence[_Row]:
+            look = partial(self.inner.list_stored, self._hide("job", job), selection)
             return self._confirmed(look, lambda rows: [self._shown_row(wanted.tags, row) for row in rows])
 
         return _select(page, lambda row: row[0], self._sealed_selection(wanted), wanted)
@@ -203,14 +203,14 @@ class EncryptedIndex(SealedRows):
         return self._confirmed(look, opened)
 
     def _sealed_selection(self, wanted: Selection) -> Selection:
-        """What the inner index can look for."""
+        """Return the conditions that the inner index can check."""
         return replace(wanted, tags=self._seal_wanted(wanted.tags), metadata={})
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))
 
     def update(self, checkpoint_id: str, update: Update, *, actor: str) -> Checkpoint:
-        assert update.envelope is None  # it is made here
+        assert update.envelope is None  # it is created here
         tags = update.tags or {}
         names, who = self.vault.names, self._hide("actor", actor)
         tokens = {
@@ -220,31 +220,31 @@ class EncryptedIndex(SealedRows):
         sealed = replace(update, tags=tokens or None)
         while True:
             try:
-                row, opened, proof = self._look(checkpoint_id)  # what this process may not read it does not change
+                row, opened, proof = self._look(checkpoint_id)  # a process changes nothing that it may not read
                 tagged = {name: value for name, value in {**proof.tags, **tags}.items() if value is not None}
                 envelope = self._with_tags(row, opened, proof, tagged) if tags else None
                 changed = self.inner.update(checkpoint_id, replace(sealed, envelope=envelope), actor=who)
-            except (RowChanged, KeysChanged):  # somebody else changed its tags, or the keys, since we looked
+            except (RowChanged, KeysChanged):  # meanwhile the tags or the keys were changed
                 self.vault.refresh()
                 continue
             try:
                 return self._confirmed(partial(self.inner.get, checkpoint_id), self._open, changed)
-            except Validation:  # the keys were changed since: it is done, and this is what was there
+            except Validation:  # the keys were changed after the update: return what was read before
                 return replace(opened, is_pinned=changed.is_pinned, status=changed.status, tags=tagged)
 
     def _with_tags(self, row: Checkpoint, opened: Checkpoint, proof: Proof, tags: dict[str, str]) -> NewEnvelope:
-        """The envelope of a row that proves its new tags, for the place of the one that proves the old ones."""
+        """Return the envelope that proves a row's new tags, to replace the one for the old tags."""
         key = self.vault.current
         proof = proof._replace(tags=tags, revision=proof.revision + 1)
         text = self._seal_row(key, row, opened.job, to_us(row.created_at), proof)
         return NewEnvelope(text, replacing=envelope_of(row), key_id=key.id.hex())
 
     def _look(self, checkpoint_id: str) -> tuple[Checkpoint, Checkpoint, Proof]:
-        """(what the inner index has, that opened, its proof), or Corrupted."""
+        """Return (inner row, opened row, proof). Raises Corrupted."""
         return self._confirmed(partial(self.inner.get, checkpoint_id), lambda row: (row, *self._proved(row)))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
-        return self.inner.mark(seen, status, actor=self._hide("actor", actor))  # by digest: that of the envelope
+        return self.inner.mark(seen, status, actor=self._hide("actor", actor))  # by digest, which is the envelope's
 
     # Jobs
 
@@ -311,25 +311,25 @@ class EncryptedIndex(SealedRows):
             yield row, *(opened or (checkpoint, UNREADABLE))
 
     def _walk(self, after: int, with_chunks: bool) -> Iterator[tuple[int, _Row, _Row | None]]:
-        """(row, what the inner index has, what that is when it is open); None for what does not open."""
+        """Yield (row, inner row, opened row); None for one that does not decrypt."""
         for row, checkpoint, sealed in self.inner.manifests(after, with_chunks=with_chunks):
             look = partial(self.inner.read, checkpoint.id)
             pair: tuple[_Row, _Row | None] = (checkpoint, sealed), None
             try:
                 pair = self._confirmed(look, lambda seen: (seen, self._opened(seen)), pair[0])
             except NotFound:
-                continue  # deleted since it was read
+                continue  # deleted meanwhile
             except Corrupted:
-                pass  # told as such
+                pass  # reported by other checks
             yield row, *pair
 
     def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
         def opened(checkpoint_id: str, sealed: bytes) -> Iterable[bytes]:
-            # A manifest that does not open stops it: what it names is unknown, and must not be deleted (I3).
+            # A manifest that does not decrypt stops the sweep: what it names is unknown and must not be deleted (I3).
             try:
                 return references(checkpoint_id, self._manifest(checkpoint_id, sealed))
             except NotFound:
-                return ()  # deleted since it was read
+                return ()  # deleted meanwhile
 
         return self.inner.sweep(opened, lease_token=lease_token)
 
@@ -357,7 +357,7 @@ class EncryptedIndex(SealedRows):
         return replace(sealed, rows=list(self._all_opened(sealed.rows)))
 
     def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
-        self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest: that of the envelope
+        self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest, which is the envelope's
 
     def recorded_in(self, pack: str) -> Sequence[SavedRow]:
         return list(self._all_opened(self.inner.recorded_in(pack)))
@@ -393,7 +393,7 @@ class EncryptedIndex(SealedRows):
         return self.inner.set_keyring(keyring, key_id, replacing=replacing, actor=who, lease_token=lease_token)
 
     def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
-        assert envelope is None  # it is looked up here
+        assert envelope is None  # it is read here
         who = self._hide("actor", actor)
         while True:
             try:
@@ -402,7 +402,7 @@ class EncryptedIndex(SealedRows):
                 sealed = self._sealed(replace(record, tags=opened.tags, idempotency_key=None), proof)
                 return self.inner.reseal(sealed, replacing=replacing, actor=who, envelope=envelope_of(row))
             except RowChanged:
-                continue  # its tags were changed since we looked
+                continue  # its tags were changed meanwhile
             except NotFound:
                 return False
 
@@ -410,7 +410,7 @@ class EncryptedIndex(SealedRows):
         self.inner.scrub()
 
     def every_row(self) -> Iterator[tuple[Checkpoint, bytes | None, bytes, bool]]:
-        """(checkpoint, manifest, digest, whether it is under the current data key); None for what does not open."""
+        """Yield (checkpoint, manifest, digest, whether the data key is current); None for one that does not decrypt."""
         for _, (checkpoint, sealed), opened in self._walk(0, with_chunks=False):
             digest = bytes.fromhex(checkpoint.digest)
             if opened is None:
@@ -428,7 +428,7 @@ def _select(
     sealed: Selection,
     wanted: Selection,
 ) -> list[_T]:
-    """The rows that are wanted, from pages of what `sealed` asks for: only what is open has metadata to compare."""
+    """Return the matching rows from pages of `sealed` ones, because metadata can be compared only when decrypted."""
     if not wanted.metadata:
         return list(page(sealed))
     chosen: list[_T] = []

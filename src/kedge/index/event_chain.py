@@ -1,4 +1,4 @@
-"""The chain through the log of changes, so that an entry that was altered or removed shows."""
+"""The hash chain of the event log, which shows altered and removed entries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from .rows import Row
 
 
 def chain_of(chain: bytes, *entry: object) -> bytes:
-    """The chain value of an event behind one with `chain`."""
+    """Return the chain value of an event that follows one with `chain`."""
     return hashlib.sha256(chain + ormsgpack.packb(entry)).digest()
 
 
 def prove_chain(entries: Iterable[Row]) -> EventChain:
-    """How far (id, at_us, ns_no, actor, action, job, checkpoint, detail, chain) of events follow from each other."""
+    """Verify how far events follow from each other.
+
+    They come as (id, at_us, ns_no, actor, action, job, checkpoint, detail, chain).
+    """
     chain, expected = bytes(32), 1
     for number, *entry, stored in entries:
         following = chain_of(chain, number, *entry)

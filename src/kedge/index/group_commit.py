@@ -1,13 +1,14 @@
-"""Group commit: operations that wait at the same time share one transaction and one sync.
+"""Group commit: concurrent operations share one transaction and one sync.
 
-Whoever finds nobody writing commits what it came with, in its own thread: a lone writer pays nothing. Those who come
-meanwhile queue. A thread of this object runs all that is queued in one transaction, again and again until nobody is
-left, and wakes each with its result. One thread, because its core has in its caches what a commit touches: led by one
-saver after the other, on one core after the other, the same commits take half as long again.
+An operation that finds no writer commits in its own thread: a lone writer pays nothing. Those that come meanwhile are
+queued. One thread of this object runs the whole queue in one transaction, repeats until the queue is empty, and wakes
+each caller with its result. It is one thread because its core then has in its caches what a commit touches: with the
+callers' threads in turn, on one core after the other, the same commits take half as long again.
 
-Where a commit goes over a network, the thread waits for those it has just served, up to half as long as that took
-(`half_as_long`): they come back one after another, and whoever just missed a commit waits for two. Not for a disk: how
-slow it is cannot be told from how busy Python is, and on a fast disk such waiting cost an eighth of the rate.
+If a commit goes over a network, the thread waits for the callers it has just served. It waits up to half as long as the
+commit took (`half_as_long`): they return one after another, and one that just missed a commit waits for two. It does
+not wait for a disk: a slow disk cannot be told from a busy Python, and on a fast disk such waiting cost an eighth of
+the rate.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ T = TypeVar("T")
 
 REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged, RowChanged, Unmet)  # raised before anything is changed
 _IDLE_S = 1.0  # then the thread ends
-_MOST_GATHER_S = 0.05  # a commit may have waited for a server that was away
+_MOST_GATHER_S = 0.05  # a commit may have waited for a server that was down
 
 
 class Save(NamedTuple):
-    """One `Index.commit`, an operation that an index may do together with others."""
+    """One `Index.commit`, which an index may combine with others."""
 
     records: Sequence[NewCheckpoint]
     actor: str
 
 
 class Waiting(Generic[T]):
-    """One operation on its way through a commit."""
+    """One operation in a group commit."""
 
     __slots__ = ("error", "operation", "result", "wake")
 
-    needs_checkpoints = True  # as results of a save; else their numbers are enough
+    needs_checkpoints = True  # as results of saves; otherwise their numbers suffice
 
     def __init__(self, operation: Callable[..., T] | Save) -> None:
         self.operation = operation
         self.result: T
         self.error: BaseException | None = None
-        self.wake: threading.Lock | None = None  # made by who queues
+        self.wake: threading.Lock | None = None  # created by the caller that queues
 
 
 def half_as_long(took_s: float) -> float:
@@ -55,9 +56,9 @@ def half_as_long(took_s: float) -> float:
 
 
 class GroupCommit:
-    """`run_batch` runs operations in one transaction and sets each one's result or error.
+    """`run_batch` runs operations in one transaction and sets the result or error of each.
 
-    `gather`: how many seconds to wait for others, by what the last commit took.
+    `gather` returns how many seconds to wait for others after a commit that took so long.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class GroupCommit:
         self._run_batch = run_batch
         self._gather = gather
         self.took_s = 0.0  # the last commit
-        self._crowd = 0  # how many there were at the last commit: in it, or waiting for the next one
-        self._is_complete = threading.Event()  # so many wait again
+        self._crowd = 0  # operations in the last commit, or waiting for the next one
+        self._is_complete = threading.Event()  # as many are waiting again
         self._queue: deque[Waiting[object]] = deque()
-        self._lead = threading.Lock()  # held while anybody commits; passed on to the thread
+        self._lead = threading.Lock()  # held while anyone commits; passed on to the thread
         self._calling = threading.Lock()
-        self._called: threading.Lock | None = None  # released to pass the lead on to the thread, if there is one
+        self._called: threading.Lock | None = None  # released to pass the lead on to the thread, if it exists
 
     def run(self, operation: Callable[..., T] | Save) -> T:
-        """The operation's result once its transaction is durable; else its error, or that of the commit."""
+        """Return the operation's result once its transaction is durable, or raise its error or that of the commit."""
         mine = Waiting(operation)
         self._settle((mine,))
         if mine.error is not None:
@@ -85,7 +86,7 @@ class GroupCommit:
         return mine.result
 
     def run_each(self, operations: Sequence[Callable[..., T] | Save]) -> list[T | BaseException]:
-        """What `run` answers or raises, for each of several that come together: one thread instead of many."""
+        """Return what `run` returns or raises for each of several operations, in one thread instead of many."""
         mine = [Waiting(operation) for operation in operations]
         self._settle(mine)
         return [waiting.result if waiting.error is None else waiting.error for waiting in mine]
@@ -117,20 +118,20 @@ class GroupCommit:
             self._queue.extend(mine)
             if self._gather is not None and len(self._queue) >= self._crowd:
                 self._is_complete.set()
-            if self._lead.acquire(blocking=False):  # who had it may have looked at the queue just before
+            if self._lead.acquire(blocking=False):  # the previous leader may have checked the queue just before
                 self._pass_on()
             for wake in wakes:
                 wake.acquire()
-        except BaseException:  # a signal handler raised: what nobody has begun to run is taken back
+        except BaseException:  # a signal handler raised: take back what has not started
             for waiting in mine:
                 try:
                     self._queue.remove(waiting)
                 except ValueError:
-                    pass  # it is being run: its outcome is as unknown as after a kill
+                    pass  # it is running: its outcome is as unknown as after a kill
             raise
 
     def _pass_on(self) -> None:
-        """Let go of the lead; the thread has it, if anybody waits."""
+        """Release the lead, or pass it to the thread if anyone waits."""
         if not self._queue:
             self._lead.release()
             if not self._queue or not self._lead.acquire(blocking=False):
@@ -139,18 +140,18 @@ class GroupCommit:
             if self._called is not None:
                 self._called.release()
                 return
-            self._called = called = threading.Lock()  # who gets it has the lead
+            self._called = called = threading.Lock()  # whoever acquires it has the lead
         try:
             threading.Thread(target=_serve, args=(weakref.ref(self), called), name="kedge-commit", daemon=True).start()
         except BaseException as failure:
-            if called.acquire(blocking=False):  # else it has begun, and somebody interrupted who waited for that
+            if called.acquire(blocking=False):  # otherwise it has started, and the wait for that was interrupted
                 self._called = None
                 self.serve_queue()
             if not isinstance(failure, RuntimeError | MemoryError):  # no more threads, or the program ends
                 raise
 
     def serve_queue(self) -> None:
-        """With the lead: until nobody waits."""
+        """Commit with the lead until the queue is empty."""
         while True:
             has_served = self._serve_batch()
             if not self._queue and not (has_served and self._crowd > 1 and self._gather is not None):
@@ -159,7 +160,7 @@ class GroupCommit:
                     return
 
     def _serve_batch(self) -> bool:
-        """Whether anybody waited."""
+        """Commit the queue. Return whether anyone waited."""
         batch: list[Waiting[Any]] = []
         try:
             if self._crowd > 1 and self._gather is not None:
@@ -169,7 +170,7 @@ class GroupCommit:
             if batch:
                 self._commit(batch)
         except BaseException as failure:  # noqa: BLE001 - raised where the operations came from
-            self._crowd = 0  # nobody is gathered before the next one
+            self._crowd = 0  # the next commit does not wait for others
             for waiting in batch:
                 waiting.error = waiting.error or failure
         for waiting in batch:
@@ -178,7 +179,7 @@ class GroupCommit:
         return bool(batch)
 
     def is_called(self, called: threading.Lock) -> bool:
-        """Asked by the thread when it has had nothing to do: whether it has now. If not, it is no more."""
+        """Return whether an idle thread has work now; if not, the thread must end."""
         with self._calling:
             if called.acquire(blocking=False):
                 return True
@@ -193,7 +194,7 @@ class GroupCommit:
 
 
 def _serve(reference: weakref.ref[GroupCommit], called: threading.Lock) -> None:
-    """The thread. While it has nothing to do it keeps nothing alive."""
+    """Run the thread. While idle it keeps nothing alive."""
     while True:
         is_called = called.acquire(timeout=_IDLE_S)
         group = reference()
@@ -204,7 +205,7 @@ def _serve(reference: weakref.ref[GroupCommit], called: threading.Lock) -> None:
 
 
 def one_by_one(index: Index, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
-    """`Index.commit_each` where nothing is gained by sharing a commit."""
+    """`Index.commit_each` for an index where sharing a commit gains nothing."""
     outcomes: Outcomes = []
     for record, actor in saves:
         try:

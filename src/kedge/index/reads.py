@@ -1,6 +1,6 @@
-"""What is read from an index in a database, in statements that SQLite and PostgreSQL share.
+"""Reading from an index in a database, in statements that SQLite and PostgreSQL share.
 
-Statements are SQLite's; each names its tables as `main.table`. `postgres.dialect` says them in PostgreSQL's words.
+They are written in SQLite's dialect, with tables as `main.table`; `postgres.dialect` translates them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kedge.ports.record import LAST_SEQ, checkpoint_of, record_from_row
 
 from .rows import BATCH, CHECKPOINT, CHUNK, EVENT, JOB, Row, chunk_of, event_of, job_of
 
-PAGE = 256  # rows a long walk reads at once
+PAGE = 256  # rows per read of a long walk
 NO_LIMIT = 1 << 62
 
-Conditions = tuple[list[str], list[object]]  # and their parameters
+Conditions = tuple[list[str], list[object]]  # with their parameters
 Fetch = Callable[..., Sequence[Row]]  # (statement, *parameters)
 Keyed = dict[str, tuple[Checkpoint, bytes]]
 
@@ -34,45 +34,45 @@ _TOTALS = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "plain
 
 
 class FirstRow(NamedTuple):
-    """An expression for the number of a job << 32: the row that its first one follows."""
+    """An SQL expression for a job's number << 32: the row before its first one."""
 
     sql: str
     parameters: tuple[object, ...]
 
 
 def _within(base: FirstRow, first: int, last: int) -> tuple[str, tuple[object, ...]]:
-    """A condition for these sequence numbers; the rows beyond are those of other jobs, of other namespaces too."""
+    """Return a condition for these sequence numbers. Rows beyond them belong to other jobs, even other namespaces."""
     bounds = (*base.parameters, first, *base.parameters, min(last, LAST_SEQ))
     return f'"row" BETWEEN {base.sql} + ? AND {base.sql} + ?', bounds
 
 
 class SqlReads:
-    """The part of `ports.Index` that changes nothing and is the same in every database."""
+    """The reading methods of `ports.Index` that are the same in every database."""
 
     namespace: str
     written_by: str
     _ns: int
-    _JOBS = "main.job"  # with counters that are right
+    _JOBS = "main.job"  # with correct counters
 
-    # What a database says in its own way
+    # Implemented by each database
 
     def _reading(self) -> AbstractContextManager[Any]:
-        """What `_fetch` asks. All that is asked in one block has the same numbers of jobs."""
+        """Open what `_fetch` reads from. All reads in one block see the same job numbers."""
         raise NotImplementedError
 
     def _fetch(self, db: Any, sql: str, *parameters: object) -> Sequence[Row]:
         raise NotImplementedError
 
     def _among(self, column: str, values: Sequence[str] | Sequence[bytes]) -> tuple[str, Sequence[object]]:
-        """A condition, with its parameters: the column has one of at most BATCH values."""
+        """Return a condition and its parameters: the column has one of at most BATCH values."""
         raise NotImplementedError
 
     def _metadata_filter(self, wanted: Selection) -> Conditions:
-        """For {"a.b": value}: the path and the value are bound, types are compared too."""
+        """Return conditions for {"a.b": value}: path and value are bound, and types are compared, too."""
         raise NotImplementedError
 
     def _newest_event(self, db: Any) -> int:
-        """A number that no event of this namespace that is still to come will have, and no one before it lacks."""
+        """Return a number: all events of this namespace up to it are visible, and later ones get higher numbers."""
         raise NotImplementedError
 
     def _all(self, sql: str, *parameters: object) -> Sequence[Row]:
@@ -108,13 +108,13 @@ class SqlReads:
         rows: list[Row] = []
         with self._reading() as db:
             for start in range(0, len(keys), BATCH):
-                is_wanted, some = self._among("key", keys[start : start + BATCH])
+                is_wanted, operands = self._among("key", keys[start : start + BATCH])
                 rows += self._fetch(
                     db,
                     f"SELECT {CHECKPOINT}, manifest, key FROM main.idempotency "
                     'JOIN main.checkpoint c USING ("row") '
                     f"WHERE job_no = (SELECT no FROM main.job WHERE ns_no = ? AND name = ?) AND {is_wanted}",
-                    self._ns, job, *some,
+                    self._ns, job, *operands,
                 )  # fmt: skip
         return _keyed(job, rows)
 
@@ -135,12 +135,12 @@ class SqlReads:
         rows: list[Row] = []
         with self._reading() as db:
             for start in range(0, len(checkpoint_ids), BATCH):
-                is_wanted, some = self._among("id", checkpoint_ids[start : start + BATCH])
+                is_wanted, operands = self._among("id", checkpoint_ids[start : start + BATCH])
                 rows += self._fetch(
                     db,
                     'SELECT id, key, request_digest FROM main.checkpoint JOIN main.idempotency USING ("row") '
                     f"JOIN main.job ON no = job_no WHERE {is_wanted} AND ns_no = ?",
-                    *some, self._ns,
+                    *operands, self._ns,
                 )  # fmt: skip
         return {checkpoint_id: (key, digest) for checkpoint_id, key, digest in rows}
 
@@ -152,7 +152,7 @@ class SqlReads:
         return [(checkpoint_of(job, columns), manifest) for *columns, manifest in rows]
 
     def _rows(self, columns: str, job: str, wanted: Selection) -> Sequence[Row]:
-        """The rows that `list` asks for, oldest first."""
+        """Return the rows for `list`, oldest first."""
         conditions, parameters = self._metadata_filter(wanted) if wanted.metadata else ([], [])
         tags, limit = wanted.tags, wanted.limit
         order = "ASC" if wanted.is_forward else "DESC"
@@ -166,16 +166,16 @@ class SqlReads:
                 parameters.append(str(wanted.level))
             if wanted.is_intact:
                 conditions.append("status <> 'corrupted'")
-            # A page of one tag costs what is on the page, however many rows have the tag (I6).
+            # A page of one tag costs only the rows on it, however many have the tag (I6).
             is_only_condition = not conditions and [len(values) for values in tags.values()] == [1]
             page = f'ORDER BY "row" {order} LIMIT ?' if is_only_condition and limit is not None else ""
             for name, values in tags.items():
-                is_wanted, some = ("value = ?", values) if len(values) == 1 else self._among("value", values)
+                is_wanted, operands = ("value = ?", values) if len(values) == 1 else self._among("value", values)
                 conditions.append(
                     f'"row" IN (SELECT "row" FROM main.tag WHERE job_no = {base.sql} >> 32 AND name = ? '
                     f"AND {is_wanted} AND {is_within} {page})"
                 )
-                parameters += [*base.parameters, name, *some, *bounds, *([limit] if page else [])]
+                parameters += [*base.parameters, name, *operands, *bounds, *([limit] if page else [])]
             where = " AND ".join([is_within, *conditions])
             rows = self._fetch(
                 db,
@@ -209,17 +209,17 @@ class SqlReads:
         rows: list[Row] = []
         with self._reading() as db:
             for start in range(0, len(jobs), BATCH):
-                is_wanted, some = self._among("k.name", jobs[start : start + BATCH])
+                is_wanted, operands = self._among("k.name", jobs[start : start + BATCH])
                 rows += self._fetch(
                     db,
                     f'SELECT {CHECKPOINT}, j.name FROM {_OF_JOB} WHERE c."row" IN ('
                     f'SELECT (SELECT max(n."row") FROM {of_job}) FROM main.job k WHERE k.ns_no = ? AND {is_wanted})',
-                    *parameters, self._ns, *some,
+                    *parameters, self._ns, *operands,
                 )  # fmt: skip
         return {job: checkpoint_of(job, columns) for *columns, job in rows}
 
     def _first_row(self, db: Any, job: str) -> FirstRow | None:
-        """None if it is known that there is no such job."""
+        """Return where a job's rows begin; None if there is certainly no such job."""
         return FirstRow("(SELECT CAST(no AS bigint) << 32 FROM main.job WHERE ns_no = ? AND name = ?)", (self._ns, job))
 
     def job(self, name: str) -> Job | None:
@@ -227,7 +227,7 @@ class SqlReads:
         return None if row is None else job_of(row)
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
-        # Names are ASCII, so the names with a prefix are those between it and it followed by the last character.
+        # Names are ASCII: those with a prefix are between the prefix and the prefix plus the last character.
         rows = self._all(
             f"SELECT {JOB} FROM {self._JOBS} WHERE ns_no = ? AND name > ? AND name >= ? AND name < ? "
             "ORDER BY name LIMIT ?",
@@ -251,9 +251,9 @@ class SqlReads:
         rows: list[Row] = []
         with self._reading() as db:
             for start in range(0, len(digests), BATCH):
-                is_wanted, some = self._among("digest", digests[start : start + BATCH])
+                is_wanted, operands = self._among("digest", digests[start : start + BATCH])
                 sql = f"SELECT {CHUNK} FROM main.chunk WHERE ns_no = ? AND {is_wanted}"
-                rows += self._fetch(db, sql, self._ns, *some)
+                rows += self._fetch(db, sql, self._ns, *operands)
         return {chunk.digest: chunk for chunk in (chunk_of(row, self.written_by) for row in rows)}
 
     def packs(self) -> Sequence[PackUse]:
@@ -269,7 +269,7 @@ class SqlReads:
         with self._reading() as db:
             mark = self._fetch(db, "SELECT value FROM main.meta WHERE key = ?", f"recorded:{self.namespace}")
             after = int(mark[0][0]) if mark else 0
-            newest = self._newest_event(db)  # before the events are read: none below it comes later
+            newest = self._newest_event(db)  # before the events are read: no event up to it comes later
             events = self._fetch(
                 db,
                 "SELECT id, checkpoint FROM main.event WHERE ns_no = ? AND id > ? AND action IN ('save', 'reseal') "
@@ -279,12 +279,12 @@ class SqlReads:
             rows: list[Row] = []
             ids = list(dict.fromkeys(checkpoint for _, checkpoint in events))
             for start in range(0, len(ids), BATCH):
-                is_wanted, some = self._among("id", ids[start : start + BATCH])
+                is_wanted, operands = self._among("id", ids[start : start + BATCH])
                 rows += self._fetch(
                     db,
                     f"{_SAVED} WHERE ns_no = ? AND {is_wanted} "
                     'AND NOT EXISTS (SELECT 1 FROM main.record r WHERE r."row" = c."row") ORDER BY c."row"',
-                    self._ns, *some,
+                    self._ns, *operands,
                 )  # fmt: skip
             chunks = self._fetch(
                 db,

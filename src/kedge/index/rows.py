@@ -1,4 +1,4 @@
-"""Between rows and values. Those of checkpoints are in `ports.record`; the columns of all others are listed here."""
+"""Conversions between rows and values. Those of checkpoints are in `ports.record`, all other columns here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kedge.ports import READABLE, Chunk, Encoding, unsupported
 from kedge.ports.record import CheckpointRow
 
 Row = tuple[Any, ...]
-BATCH = 500  # parameters in one statement
+BATCH = 500  # parameters per statement
 
 
-# Of `main.checkpoint c`. `row` and `offset` are words of PostgreSQL's own.
+# Of `main.checkpoint c`. `row` and `offset` are reserved words in PostgreSQL.
 CHECKPOINT = ", ".join(f'c."{name}"' for name in CheckpointRow._fields)
 CHUNK = (
     'digest, size_bytes, stored_bytes, encoding, (SELECT name FROM main.pack WHERE no = pack_no), "offset", data, '
@@ -24,7 +24,7 @@ JOB = "name, checkpoints, last_seq, size_bytes, stored_bytes, created_us, update
 EVENT = "id, at_us, actor, action, job, checkpoint, detail, chain"
 
 
-# For names of packs that nothing names any more.
+# Deletes pack names that nothing references.
 FORGET_PACKS = (
     "DELETE FROM main.pack WHERE no NOT IN (SELECT pack_no FROM main.chunk WHERE pack_no IS NOT NULL) "
     "AND no NOT IN (SELECT pack_no FROM main.record)"
@@ -32,10 +32,10 @@ FORGET_PACKS = (
 
 
 def late_manifests(events: str = "main.event") -> str:
-    """SQL, of (namespace, event), for the checkpoints with chunks that events behind that one speak of.
+    """Return SQL, of (namespace, event), for the checkpoints with chunks that have later events.
 
-    What a sweep has to mark again before it deletes (I3). Whatever the event was: each change of what a manifest names
-    has one, and a list of such changes would be forgotten when another kind is added.
+    A sweep must mark these again before it deletes (I3). All kinds of events count: every change of what a manifest
+    names has one, and a list of kinds would miss the next kind that is added.
     """
     return (
         f"SELECT DISTINCT c.id, c.manifest FROM {events} e JOIN main.checkpoint c ON c.id = e.checkpoint "
@@ -47,7 +47,7 @@ _ENCODINGS = [Encoding(number) for number in range(READABLE + 1)]
 
 
 def chunk_of(row: Row, written_by: str) -> Chunk:
-    """The chunk of a row; UnsupportedFormat for an encoding that a newer Kedge has written."""
+    """Return the chunk of a row. Raises UnsupportedFormat for an encoding that a newer Kedge wrote."""
     digest, size, stored, encoding, pack, offset, data, is_damaged, base = row
     if encoding & ~READABLE:
         raise unsupported(f"chunk {digest.hex()[:16]}… (encoding {encoding:#x})", written_by)
@@ -55,13 +55,13 @@ def chunk_of(row: Row, written_by: str) -> Chunk:
 
 
 def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:
-    """Chunk rows by digest, in statements of bounded size."""
+    """Yield chunk rows by digest, in bounded statements."""
     for start in range(0, len(digests), BATCH):
-        some = digests[start : start + BATCH]
-        marks = "?" if len(some) == 1 else ",".join("?" * len(some))
+        batch = digests[start : start + BATCH]
+        marks = "?" if len(batch) == 1 else ",".join("?" * len(batch))
         yield from db.execute(
             f"SELECT {columns} FROM chunk WHERE ns_no = ? AND digest IN ({marks})",
-            (ns_no, *some),
+            (ns_no, *batch),
         )
 
 

@@ -1,4 +1,4 @@
-"""Rows as an encrypted index keeps them: sealing and opening what `encrypted` hands on (I10)."""
+"""Rows of an encrypted index: sealing and opening for `encrypted` (I10)."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
 _HIDDEN_STEP = "~"
 _FIELDS = tuple(field.name for field in fields(NewCheckpoint))
 _values = attrgetter(*_FIELDS)
-# Events the index writes by itself: what is in them is no secret, or a token already.
+# Events that the index writes itself; their details are public, or tokens already.
 _OWN_ACTIONS = ("save", "delete", "pin", "unpin", "status", "lease", "release", "tag", "retention", "key", "reseal")
 
 
 class Proof(NamedTuple):
-    """What the envelope of a row holds: what is secret in it, and what the index has as tokens, which it proves."""
+    """The content of a row's envelope: its secrets, and the values it proves, which the index has as tokens."""
 
     step: str
     metadata_json: str
     tags: dict[str, str]
-    key: str | None  # idempotency key, and the digest of its request
+    key: str | None  # the idempotency key; next, the digest of its request
     request_digest: bytes
     revision: int  # how often its tags were changed: as many `tag` events follow its save
 
 
 class SealedRows:
-    """Seals rows under the current data key of a vault, and opens them under the one they name."""
+    """Seals rows under a vault's current data key, and opens them under the key they name."""
 
     def __init__(self, vault: Vault) -> None:
         self.vault = vault
 
     def seal(self, new: NewCheckpoint, proof: Proof | None = None) -> NewCheckpoint:
-        """The record as the inner index gets it, under the current data key. `proof`: of a row that exists."""
+        """Return the record for the inner index, sealed under the current data key. `proof`: of an existing row."""
         key = self.vault.current
         if new.key_id and new.key_id != key.id.hex():
-            raise KeysChanged  # its chunks are under another one
+            raise KeysChanged  # its chunks are under another key
         manifest = key.seal("manifest", new.id.encode(), new.manifest)
         proof = proof or Proof(
             new.step, new.metadata_json, dict(new.tags), new.idempotency_key, bytes(new.request_digest), 0
@@ -71,7 +71,7 @@ class SealedRows:
 
     def _hide_provided(self, provided: Provided) -> Provided:
         if provided.marks is not None:
-            raise Unmet  # tags of another row are changed with its envelope: `EncryptedIndex.update`
+            raise Unmet  # other rows' tags are changed with their envelopes: `EncryptedIndex.update`
         takes, tag, names = provided.takes, provided.absent_tag, self.vault.names
         return replace(
             provided,
@@ -81,9 +81,9 @@ class SealedRows:
         )
 
     def open_record(self, sealed: NewCheckpoint) -> NewCheckpoint:
-        """What `seal` got, from a row as the inner index has it; Corrupted when it is not such a row.
+        """Return what `seal` was given, from a row of the inner index. Raises Corrupted if it is not such a row.
 
-        The envelope knows the idempotency key, whatever has become of the table of keys.
+        The envelope knows the idempotency key, whatever the table of keys says.
         """
         job = self._show("job", sealed.job)
         proof = self._open_row(sealed, job, sealed.created_us, sealed.metadata_json)
@@ -106,7 +106,7 @@ class SealedRows:
         return f'{{"sealed":"{base64.b64encode(sealed).decode()}"}}'
 
     def _open_row(self, row: Checkpoint | NewCheckpoint, job: str, created_us: int, metadata_json: str) -> Proof:
-        """What the envelope of a row holds; Corrupted if the row is not what it proves."""
+        """Return the content of a row's envelope. Raises Corrupted if it does not prove the row."""
         try:
             (name, sealed), *more = json.loads(metadata_json).items()
             if name != "sealed" or more:
@@ -127,7 +127,7 @@ class SealedRows:
             return self.vault.open("manifest", checkpoint_id.encode(), sealed)
 
     def _prove(self, sealed: Checkpoint) -> Checkpoint:
-        """A checkpoint as it was saved, or Corrupted."""
+        """Return a checkpoint as it was saved. Raises Corrupted."""
         return self._proved(sealed)[0]
 
     def _proved(self, sealed: Checkpoint) -> tuple[Checkpoint, Proof]:
@@ -137,14 +137,14 @@ class SealedRows:
         return opened, proof
 
     def _prove_keyed(self, key: str | None, sealed: Checkpoint, request_digest: bytes | None = None) -> Checkpoint:
-        """The same of one that was found under an idempotency key: Corrupted if it was not saved under it."""
+        """The same for one found by an idempotency key. Raises Corrupted if it was not saved under that key."""
         checkpoint, proof = self._proved(sealed)
         if proof.key != key or request_digest not in (None, proof.request_digest):
             raise _damaged(sealed.id, f"idempotency key {key!r} belongs to another checkpoint")
         return checkpoint
 
     def _open(self, sealed: Checkpoint) -> Checkpoint:
-        """The same for showing: one that is marked as damaged may be seen, without what does not open."""
+        """The same for display: one marked as damaged may be shown without what does not decrypt."""
         try:
             return self._prove(sealed)
         except Corrupted:
@@ -153,7 +153,7 @@ class SealedRows:
             return replace(sealed, job=TOKEN.sub(self._reveal, sealed.job), tags={}, metadata={})
 
     def _tagged(self, tags: Mapping[str, Sequence[str]], checkpoint: Checkpoint) -> Checkpoint:
-        """One that was found by its tags, each with one of these values; Corrupted if it does not have them."""
+        """Return a checkpoint found by its tags. Raises Corrupted if it lacks one of these values."""
         is_shown = checkpoint.status is CheckpointStatus.CORRUPTED  # without its tags
         if not is_shown and any(checkpoint.tags.get(name) not in values for name, values in tags.items()):
             raise _damaged(checkpoint.id, "it is found by tags of another checkpoint")
@@ -162,7 +162,7 @@ class SealedRows:
     def _shown_row(
         self, tags: Mapping[str, Sequence[str]], sealed: tuple[Checkpoint, bytes]
     ) -> tuple[Checkpoint, bytes]:
-        """A row that was found by its tags; of one that is marked as damaged, perhaps without its manifest."""
+        """Return a row found by its tags; one marked as damaged may lack its manifest."""
         row = self._tagged(tags, self._open(sealed[0]))
         try:
             return row, self.open_manifest(row.id, sealed[1])
@@ -187,7 +187,7 @@ class SealedRows:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Errors of the inner index speak of tokens; users know names."""
+        """Replace tokens in the inner index's errors, because users know names."""
         try:
             yield
         except CheckpointError as error:
@@ -213,7 +213,7 @@ class SealedRows:
         return self._prove(sealed[0]), self.open_manifest(sealed[0].id, sealed[1])
 
     def _all_opened(self, rows: Iterable[SavedRow]) -> Iterator[SavedRow]:
-        """Those that open. What does not is damaged, or was encrypted anew since: then an event says so."""
+        """Yield the rows that decrypt. Others are damaged, or were re-encrypted since, which has an event."""
         for sealed, digest in rows:
             with suppress(Corrupted):
                 yield self.open_record(sealed), digest
@@ -251,12 +251,12 @@ class SealedRows:
         except Corrupted:
             if event.action != "key":
                 raise
-            actor = event.actor  # of keys that gave way to others before anything was saved: the index was rebuilt
+            actor = event.actor  # from keys that were replaced before anything was saved, in a rebuilt index
         return replace(event, actor=actor, job=job, detail=detail)
 
 
 def envelope_of(row: Checkpoint) -> str:
-    """The column that holds the envelope of a row, as `_seal_row` made it."""
+    """Return the column with the envelope of a row, as `_seal_row` made it."""
     return f'{{"sealed":"{row.metadata.get("sealed")}"}}'
 
 
@@ -265,7 +265,7 @@ def _bound(row: Checkpoint | NewCheckpoint, job: str, created_us: int) -> bytes:
 
 
 def _changed(record: NewCheckpoint, **changes: object) -> NewCheckpoint:
-    """As replace(), in half the time: that takes as long as all the encrypting."""
+    """`replace` in half the time: it would take as long as all the encryption."""
     return NewCheckpoint(**{**dict(zip(_FIELDS, _values(record), strict=True)), **changes})
 
 

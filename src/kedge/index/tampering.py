@@ -1,7 +1,7 @@
 """What was moved or put back in an encrypted index, which no single row shows (I10).
 
-A row proves its own tags and its own idempotency key. Only the whole index shows that a key was taken from a row, or
-that a row was put back as it was before its tags were changed: the log of changes knows how often they were.
+A row proves its own tags and idempotency key. Only the whole index shows that a key was taken from a row, or that a row
+was put back to a state before its tags changed: the event log knows how often they did.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .sealed_rows import Proof
 _PAGE = 256
 
 Proved = Callable[[Checkpoint], tuple[Checkpoint, Proof]]
-Suspect = tuple[Checkpoint, str]  # a row as the index has it, and what is wrong with it
+Suspect = tuple[Checkpoint, str]  # a row as the index has it, and its problem
 
 
 def row_problems(inner: Index, proved: Proved, names: NameKey) -> Iterator[str]:
-    """What is wrong with keys and tags. Others may be changing them: told is what a second look confirms (I2)."""
+    """Yield problems of keys and tags that a second look confirms (I2), because others may be changing them."""
     first = list(_suspects(inner, _pages(inner), proved, names))
     second = _suspects(inner, [_again(inner, [row for row, _ in first])], proved, names)
     now = {(row.id, what): row.metadata for row, what in second}
@@ -41,7 +41,7 @@ def _suspects(inner: Index, pages: Iterable[Sequence[Checkpoint]], proved: Prove
             try:
                 _, proof = proved(row)
             except Corrupted:
-                continue  # told as such
+                continue  # reported by other checks
             if changes[row.id] != proof.revision:
                 yield row, "it was put back as it was before its tags were changed"
             if keys.get(row.id) != _key(proof, names) and not _is_taken_over(inner, row, proof, proved, names):
@@ -49,14 +49,14 @@ def _suspects(inner: Index, pages: Iterable[Sequence[Checkpoint]], proved: Prove
 
 
 def _key(proof: Proof, names: NameKey) -> tuple[str, bytes] | None:
-    """Key and request digest as the index has them."""
+    """Return key and request digest as stored in the index."""
     if proof.key is None:
         return None
     return names.token("key", proof.key), names.seal("request", proof.request_digest)
 
 
 def _is_taken_over(inner: Index, row: Checkpoint, proof: Proof, proved: Proved, names: NameKey) -> bool:
-    """Whether a newer checkpoint has the key now, as in a copy of a job that used it again (`takes_key_from`)."""
+    """Return whether a newer checkpoint has the key now, as after a copy that reused it (`takes_key_from`)."""
     if proof.key is None:
         return False
     for holder, _ in inner.find(row.job, [names.token("key", proof.key)]).values():
@@ -66,7 +66,7 @@ def _is_taken_over(inner: Index, row: Checkpoint, proof: Proof, proved: Proved, 
 
 
 def _tag_changes(inner: Index) -> Counter[str]:
-    """How often the tags of each checkpoint were changed since it was saved."""
+    """Count the tag changes of each checkpoint since it was saved."""
     changes: Counter[str] = Counter()
     position = 0
     while events := inner.events(position, _PAGE):

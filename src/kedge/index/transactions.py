@@ -1,7 +1,7 @@
-"""A write transaction of an index in a database: the events it appends, jobs and leases; what else, in `writes`.
+"""A write transaction in a database: its events, jobs and leases. `writes` has the other operations.
 
-In statements that SQLite and PostgreSQL share (see `reads`). While a transaction is open nobody else writes in its
-namespace: between a check and the change that relies on it nothing can happen.
+SQLite and PostgreSQL share the statements (see `reads`). An open transaction is the only writer in its namespace:
+nothing can happen between a check and the change that relies on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .rows import Row
 
 
 class LeaseRow(NamedTuple):
-    """A row of the table of leases. How long the lease still runs is for the database to say (`_left_s`)."""
+    """A row of the table of leases. The database determines how long the lease is still valid (`_left_s`)."""
 
     token: int
     holder: str
@@ -29,7 +29,7 @@ class LeaseRow(NamedTuple):
 
 
 class JobRow(NamedTuple):
-    """What a save has to know of its job."""
+    """What a save needs to know of its job."""
 
     no: int
     last_seq: int
@@ -42,15 +42,15 @@ class SqlTransaction:
     _LEASE: str  # the columns of a LeaseRow
     _ns: int
     _namespace: str
-    _head: tuple[int, bytes] | None = None  # number and chain of the newest event, once it is known
+    _head: tuple[int, bytes] | None = None  # number and chain of the newest event, once known
 
-    # What a database says in its own way
+    # Implemented by each database
 
     def _one(self, sql: str, *parameters: object) -> Row | None:
         raise NotImplementedError
 
     def _do(self, sql: str, *parameters: object) -> None:
-        """Without its answer, for which PostgreSQL does not wait."""
+        """Execute without waiting for the answer, where the database allows that (PostgreSQL)."""
         raise NotImplementedError
 
     def _many(self, sql: str, rows: Sequence[Row]) -> None:
@@ -60,7 +60,7 @@ class SqlTransaction:
         raise NotImplementedError
 
     def _left_s(self, lease: LeaseRow) -> float:
-        """Seconds a lease still runs, by a clock that no caller sets (I4); 0 when it has ended."""
+        """Return the seconds a lease is still valid, by a clock that no caller sets (I4); 0 if it has expired."""
         raise NotImplementedError
 
     def _put_lease(self, job_no: int, token: int, holder: str, ttl_s: float) -> None:
@@ -87,7 +87,7 @@ class SqlTransaction:
     # Jobs
 
     def job_no(self, name: str) -> int:
-        """The number of a job, which is made if there is none."""
+        """Return the number of a job, which is created if there is none."""
         row = self._one("SELECT no FROM main.job WHERE ns_no = ? AND name = ?", self._ns, name)
         return int(row[0]) if row else self._new_job(name, now_us())
 
@@ -119,14 +119,14 @@ class SqlTransaction:
         self._extend_lease(self._leased_no(lease.job), lease.ttl_s)
 
     def end_lease(self, job: str, token: int) -> None:
-        """Nothing happens if it was lost."""
+        """End a lease; one that was lost is ignored."""
         lease = self._lease(job)
         if lease is not None and lease.is_live and lease.token == token:
             self._do("UPDATE main.lease SET is_live = ? WHERE job_no = ?", False, self._leased_no(job))
             self.event("release", lease.holder, job or None, detail=json.dumps({"token": token}))
 
     def check_holder(self, token: int | None) -> None:
-        """LeaseLost if a change of keys, of this lease, is no longer the current one: another may have begun (I10)."""
+        """Raise LeaseLost if a change of keys has lost its lease: another one may have begun (I10)."""
         if token is not None and not self._is_current(KEYS, token):
             raise lost(KEYS, self._namespace)
 
@@ -145,12 +145,12 @@ class SqlTransaction:
         return LeaseRow(*row) if row else None
 
     def _leased_no(self, job: str) -> int:
-        """What stands for a job in the table of leases; for `KEYS`, a number that no job has."""
+        """Return the lease table's number for a job; for `KEYS`, a number that no job has."""
         return keys_no(self._ns) if job == KEYS else self.job_no(job)
 
 
 def keys_no(ns_no: int) -> int:
-    """What stands for the keys of a namespace where a lease names a job."""
+    """Return the number under which the lease table has the keys of a namespace."""
     return -ns_no
 
 

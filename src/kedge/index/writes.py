@@ -1,7 +1,7 @@
-"""What happens inside write transactions, in statements that SQLite and PostgreSQL share.
+"""The operations inside write transactions, in statements that SQLite and PostgreSQL share.
 
-Every operation runs in an open transaction and checks before it changes: one that refuses has changed nothing, so that
-the others in its group commit are not disturbed. Only a commit of several records needs a savepoint.
+Each operation runs in an open transaction and checks before it changes: a refused one has changed nothing, so it does
+not affect others in its group commit. Only a commit of several records needs a savepoint.
 """
 
 from __future__ import annotations
@@ -42,55 +42,55 @@ _INSERT = f"INSERT INTO main.checkpoint VALUES ({', '.join('?' * (len(Checkpoint
 class SqlWrites(SqlTransaction):
     """The write operations of one namespace."""
 
-    _key_id: str | None = None  # of the current data key; "" where there is none; None until it is known
+    _key_id: str | None = None  # of the current data key; "" if there is none; None until it is known
 
-    # What a database says in its own way
+    # Implemented by each database
 
     def _insert_row(self, row: Row) -> None:
         self._do(_INSERT, *row)
 
     def _taken(self, new: NewCheckpoint, job: JobRow | None) -> Checkpoint | None:
-        """Before anything is changed: IdTaken, unless inserting the row tells. What this very save became before."""
+        """Return what this save became earlier, before any change. Raises IdTaken, unless inserting the row will."""
         raise NotImplementedError
 
     def _lock_packs(self, chunks: Sequence[Chunk]) -> Packs:
-        """Before anything is changed: ChunksGone where the packs of new chunks are condemned (I3)."""
+        """Lock the packs of new chunks before anything is changed. Raises ChunksGone if one is condemned (I3)."""
         raise NotImplementedError
 
     def _pack_numbers(self, places: Iterable[Chunk | RecordPlace]) -> Packs:
-        """Numbers of packs that are about to be named; ChunksGone where one is condemned (I3)."""
+        """Return the numbers of packs to be named. Raises ChunksGone if one is condemned (I3)."""
         raise NotImplementedError
 
     def _insert_chunks(self, chunks: Sequence[Chunk], packs: Packs) -> None:
         raise NotImplementedError
 
     def _sound(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those of these chunks that exist and are not damaged."""
+        """Return those of these chunks that exist and are not damaged."""
         raise NotImplementedError
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
         raise NotImplementedError
 
     def _standing(self, seen: Sequence[Seen]) -> list[Seen]:
-        """Those checkpoints that, with what was wrong with them, still are as they were seen."""
+        """Return the checkpoints that, with their problems, still are as they were seen."""
         raise NotImplementedError
 
     def _is_encrypted(self, *, is_changing: bool = False) -> bool:
-        """Whether the store is an encrypted one; nobody else changes that until the transaction ends."""
+        """Return whether the store is encrypted; that cannot change until the transaction ends."""
         raise NotImplementedError
 
     def _mark_encrypted(self) -> None:
         raise NotImplementedError
 
     def _remember(self, job: str, row: JobRow) -> None:
-        """A save has changed what is known of its job."""
+        """Note what a save has changed about its job."""
 
     # Saves
 
     def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
         job = self._job(new.job)
         if job and new.idempotency_key is not None and (first := self._first_of(job.no, new)):
-            return first  # also to somebody who has lost the lease since: it was saved when they had it
+            return first  # even if the caller has lost the lease since: it was saved under that lease
         if (landed := self._taken(new, job)) is not None:
             return landed
         try:
@@ -101,7 +101,7 @@ class SqlWrites(SqlTransaction):
         except (LeaseHeld, LeaseLost, Unmet):
             if (landed := self.landed(new)) is None:
                 raise
-            return landed  # its own `then`, or somebody else, has ended the lease since
+            return landed  # the lease has ended since, by its own `then` or another caller
         if new.key_id or job is None or not job.last_seq:
             self._check_key(new)
         self._check_references(new)
@@ -127,7 +127,7 @@ class SqlWrites(SqlTransaction):
         if new.tags:
             self._insert_tags(job_no, row, new.tags)
         if new.idempotency_key is not None:
-            self._do(  # the key is free, or taken from its holder: `_first_of` has looked
+            self._do(  # the key is free, or taken from its holder: `_first_of` has checked
                 "INSERT INTO main.idempotency VALUES (?, ?, ?, ?) ON CONFLICT (job_no, key) "
                 'DO UPDATE SET "row" = excluded."row", request_digest = excluded.request_digest',
                 job_no, new.idempotency_key, row, new.request_digest,
@@ -151,7 +151,7 @@ class SqlWrites(SqlTransaction):
                 raise Unmet
 
     def _provide(self, new: NewCheckpoint, provided: Provided, actor: str) -> JobRow | None:
-        """What is done with a save whose conditions are met; answers its job."""
+        """Apply the changes of a save whose conditions are met. Return its job."""
         if (marks := provided.marks) is not None:
             self.update(marks.checkpoint_id, Update(tags=marks.tags), actor)
         if (takes := provided.takes) is not None:
@@ -159,14 +159,14 @@ class SqlWrites(SqlTransaction):
         return self._job(new.job)
 
     def _finish(self, new: NewCheckpoint, then: Then, actor: str) -> None:
-        """What a save does besides; nothing of it is refused."""
+        """Apply the further changes of a save; none of them is refused."""
         if then.delete:
             self.delete(then.delete, True, actor)
         if then.releases_lease and new.lease_token is not None:
             self.end_lease(new.job, new.lease_token)
 
     def landed(self, new: NewCheckpoint) -> Checkpoint | None:
-        """What this very save has become, if it was committed before and nobody heard of it; IdTaken by another one."""
+        """Return what this same save became in a commit whose answer was lost. Raises IdTaken for another one."""
         row = self._one(f"SELECT {CHECKPOINT}, j.name, ns_no FROM {_OF_JOB} WHERE c.id = ?", new.id)
         if row is None:
             return None
@@ -201,7 +201,7 @@ class SqlWrites(SqlTransaction):
         return JobRow(number, last_seq, None if token is None else LeaseRow(token, *lease))
 
     def _check_lease(self, new: NewCheckpoint, lease: LeaseRow | None) -> bool:
-        """Refuse a write without the right to it (I5); answers whether it ends an expired lease."""
+        """Refuse a write without the lease (I5). Return whether the write ends an expired lease."""
         is_live = lease is not None and lease.is_live
         if new.lease_token is not None:
             if lease is None or not is_live or lease.token != new.lease_token:
@@ -216,7 +216,7 @@ class SqlWrites(SqlTransaction):
     def _check_key(self, new: NewCheckpoint) -> None:
         """Refuse what is sealed under an old key, and what is plain in an encrypted store (I10).
 
-        The latter is asked when a job gets its first checkpoint: a store becomes encrypted only while it has no job.
+        The latter is checked at the first checkpoint of a job: a store becomes encrypted only while it has no job.
         """
         current = self._current_key()
         if new.key_id and new.key_id != current:
@@ -228,7 +228,7 @@ class SqlWrites(SqlTransaction):
             )
 
     def _current_key(self) -> str:
-        """The ID of the current data key; "" where there is none."""
+        """Return the ID of the current data key; "" if there is none."""
         if self._key_id is None:
             row = self._one("SELECT value FROM main.meta WHERE key = ?", f"key:{self._namespace}")
             self._key_id = row[0] if row else ""
@@ -263,7 +263,7 @@ class SqlWrites(SqlTransaction):
 
     def _check_place(self, new: NewCheckpoint, row: int) -> None:
         if holder := self._one('SELECT id FROM main.checkpoint WHERE "row" = ?', row):
-            if holder[0] == new.id:  # another copy has brought this very one
+            if holder[0] == new.id:  # another copy has saved this same one
                 raise IdTaken
             raise Conflict(f"job {new.job} has a checkpoint number {new.seq}", hint="give another number, or none")
 
@@ -278,10 +278,10 @@ class SqlWrites(SqlTransaction):
                 [(job_no, name, value, row) for name, value in tags.items()],
             )
 
-    # Changes of what is saved
+    # Changes of saved checkpoints
 
     def _find(self, checkpoint_id: str) -> tuple[CheckpointRow, str] | None:
-        """A checkpoint's row, and the name of its job."""
+        """Return a checkpoint's row and the name of its job."""
         sql = f"SELECT {CHECKPOINT}, j.name FROM {_OF_JOB} WHERE c.id = ? AND ns_no = ?"
         row = self._one(sql, checkpoint_id, self._ns)
         if row is None:
@@ -400,7 +400,7 @@ class SqlWrites(SqlTransaction):
             return False
         row, job = pair
         if row.digest == new.digest:
-            return True  # the answer to an earlier try was lost
+            return True  # the answer to an earlier attempt was lost
         if row.digest != replacing:
             return False
         if envelope is not None and row.metadata != envelope:
@@ -416,7 +416,7 @@ class SqlWrites(SqlTransaction):
             "UPDATE main.job SET stored_bytes = stored_bytes + ? WHERE no = ?",
             new.stored_bytes - row.stored_bytes, row.job_no,
         )  # fmt: skip
-        self._do('DELETE FROM main.record WHERE "row" = ?', row.row)  # it was under the old key
+        self._do('DELETE FROM main.record WHERE "row" = ?', row.row)  # that record was under the old key
         self.event("reseal", actor, job, new.id)
         return True
 

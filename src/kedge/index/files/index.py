@@ -1,12 +1,12 @@
-"""The index as files that people can read: <dir>/<job>/<level>/<id>.json, and a journal that decides.
+"""The index as readable files: <dir>/<job>/<level>/<id>.json, and a journal that is the truth.
 
-Each process has the whole index in memory (SQLite without a file) and follows the journal: what others have appended is
-applied before anything is read or written. A write runs in memory under the journal's lock, its changed rows are
-appended as SQL and synced, and only then is it acknowledged (I1). The readable files get their names behind that
-(`shown_files`); one that a crash left out is written when the store is next opened.
+Each process has the whole index in memory (SQLite without a file) and follows the journal: it applies what others have
+appended before it reads or writes. A write runs in memory under the journal's lock; its changed rows are appended as
+SQL and synced, and only then is it acknowledged (I1). After that the readable files get their names (`shown_files`). A
+file that a crash left out is written when the store is next opened.
 
 For stores of one machine and some ten thousand checkpoints: opening reads all of them, each process keeps them in
-memory, and every save syncs on its own.
+memory, and every save syncs separately.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from .shown_files import DEFAULT, INSIDE, ShownFiles
 
 T = TypeVar("T")
 
-_NO_NAMESPACE = 0  # the number of none: ours is not in the journal before something is written
+_NO_NAMESPACE = 0  # until something is written, the journal does not have our namespace
 _COMPACT_OVER_BYTES = 1 << 20
-_COMPACT_AT = 4  # times the size of what it would be, new
+_COMPACT_AT = 4  # times the size of a new one
 
 View = Callable[[bytes], dict[str, object]]  # what to show of a manifest
 
 
 class FilesIndex(SqliteIndex):
-    """`ports.Index` in a directory. `view` says what a readable file shows of a state."""
+    """`ports.Index` in a directory. `view` returns what a readable file shows of a state."""
 
     def __init__(self, folder: Path, *, namespace: str = DEFAULT, view: View = lambda _: {}) -> None:
         self._folder = folder
@@ -98,7 +98,7 @@ class FilesIndex(SqliteIndex):
     # Following the journal
 
     def _prepare(self) -> None:
-        """Note every changed row of every table as the SQL that makes the same change: in memory, as all of this."""
+        """Record each changed row of each table as SQL for the same change. Like the database, this is in memory."""
         db = self._connection
         db.execute("PRAGMA temp_store=MEMORY")
         db.execute("CREATE TEMP TABLE change (sql TEXT, row INTEGER, id TEXT, level TEXT)")
@@ -129,7 +129,7 @@ class FilesIndex(SqliteIndex):
             if is_other:
                 self._find_namespace()
         except BaseException:
-            self._journal.close()  # memory has a part of it: begin anew with the next read
+            self._journal.close()  # memory has a part of it: the next read starts again
             raise
         if transactions or is_other:
             self._writes.forget()
@@ -146,7 +146,7 @@ class FilesIndex(SqliteIndex):
         self._connection.execute("DELETE FROM temp.change")
 
     def _find_namespace(self) -> None:
-        """Another journal may have been made by a repair, which numbers namespaces and jobs anew."""
+        """Find our namespace's number: a repair may have made another journal, which has new numbers."""
         db = self._connection
         row = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
         if self._is_settled and row is not None and row[0] != self.store_id:
@@ -160,7 +160,7 @@ class FilesIndex(SqliteIndex):
         self._writes.use(db, self._ns)
 
     def _start_over(self) -> None:
-        """An empty database, for a journal that is read from its beginning."""
+        """Start with an empty database, for a journal that is read from its beginning."""
         self._connection.close()
         self._connection = connect(None, 0)
         migrate(self._connection, self._name, None)
@@ -170,7 +170,7 @@ class FilesIndex(SqliteIndex):
         self._writes.use(self._connection, _NO_NAMESPACE)
 
     def _settle(self) -> None:
-        """Know the number of our namespace and the ID of the store, now that the journal has been read."""
+        """Find our namespace's number and the store's ID after reading the journal."""
         db = self._connection
         is_new = db.execute("SELECT 1 FROM namespace WHERE name = ?", (self.namespace,)).fetchone() is None
         self._ns = self._namespace_no()
@@ -227,7 +227,7 @@ class FilesIndex(SqliteIndex):
         return result
 
     def _publish(self) -> None:
-        """Make what was just committed in memory durable, then readable; if that fails, memory forgets it too."""
+        """Make what memory has committed durable, then readable; on failure, roll memory back, too."""
         db = self._connection
         drafts: dict[Path, Path | None] = {}
         try:
@@ -249,18 +249,18 @@ class FilesIndex(SqliteIndex):
         self._finish(drafts)
 
     def _finish(self, drafts: dict[Path, Path | None]) -> None:
-        """What comes behind a durable commit, and cannot undo it any more: its failure must not look like a refusal."""
+        """Finish after a durable commit. A failure cannot undo it, and must not look like a refusal."""
         try:
             self._shown.place(drafts)
             if self._journal.position > max(_COMPACT_OVER_BYTES, _COMPACT_AT * self._snapshot_bytes):
                 self._replace_journal()
         except NoSpace:
-            return  # a shorter journal has time until there is room
+            return  # the shorter journal can wait until there is space
         except StorageError as error:
             warnings.warn(f"saved, but not shown until the store is opened again: {error}", stacklevel=2)
 
     def _replace_journal(self) -> None:
-        """A journal of the rows as they are, without how they came about."""
+        """Write a journal of the current rows, without their history."""
         db = self._connection
         lines = [
             sql
@@ -273,7 +273,7 @@ class FilesIndex(SqliteIndex):
         db.execute("DELETE FROM temp.change")
 
     def scrub(self) -> None:
-        """A journal of the rows as they are says nothing of what they were."""
+        """Write a journal of the current rows, which tells nothing of earlier ones."""
         self._check_writable()
         with self._memory_lock, self._journal.locked():
             self._check_open()
@@ -281,7 +281,7 @@ class FilesIndex(SqliteIndex):
             self._replace_journal()
 
     def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
-        """Marks beside writers, in memory; then one write looks at what was saved meanwhile, and deletes (I3)."""
+        """Mark beside writers, in memory. Then one write checks what was saved meanwhile, and deletes (I3)."""
         self._check_writable()
         with self._memory_lock, self._journal.locked():
             self._shown.present()  # removes what killed writers left
@@ -296,7 +296,7 @@ class FilesIndex(SqliteIndex):
             check_holder(self._ns, self.namespace, lease_token, db)
             now = db.execute("SELECT chain FROM event WHERE id = ?", (seen,)).fetchone()
             late: Iterable[tuple[str, bytes]] = db.execute(late_manifests(), (self._ns, seen)).fetchall()
-            if (now and now[0]) != chain:  # the journal was made anew, and its events number other changes
+            if (now and now[0]) != chain:  # the journal was rewritten, and its event numbers belong to other changes
                 late = ((checkpoint.id, manifest) for _, checkpoint, manifest in self.manifests())
             for checkpoint_id, manifest in late:
                 marked.update(references(checkpoint_id, manifest))
@@ -309,7 +309,7 @@ class FilesIndex(SqliteIndex):
 
         return self._write(delete, is_urgent=True)
 
-    # Files to read
+    # Readable files
 
     def _draft(self, drafts: dict[Path, Path | None], number: int, checkpoint_id: str, level: str) -> None:
         """Prepare the readable file of a checkpoint, or its removal."""
@@ -333,7 +333,7 @@ class FilesIndex(SqliteIndex):
         return (json.dumps(shown, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
     def _complete_files(self) -> None:
-        """Write the files that a crash left out, and remove those of checkpoints that are gone."""
+        """Write the files that a crash left out, and remove those of deleted checkpoints."""
         rows = self._connection.execute(
             "SELECT checkpoint.row, checkpoint.id, level, namespace.name, job.name FROM checkpoint "
             f"JOIN job ON job.no = row >> {SEQ_BITS} JOIN namespace ON namespace.no = ns_no"
@@ -346,18 +346,18 @@ class FilesIndex(SqliteIndex):
             try:
                 self._draft(drafts, *wanted[path])
             except NoSpace:
-                return  # the journal has it; the file has time until there is room
+                return  # the journal has it; the file can wait until there is space
             self._shown.place(drafts)
 
 
 def _is_writable(journal: Path) -> bool:
-    """Whether a store can be written here, or made here."""
+    """Return whether a store can be written or created here."""
     with storage_errors("open", journal):
         return group_files.is_writable(journal.parent) and (os.access(journal, os.W_OK) or not journal.exists())
 
 
 def _tables(db: Any) -> list[tuple[str, list[str], list[str]]]:
-    """(table, columns, columns of its key) of the schema, whatever version it has."""
+    """Return (table, columns, key columns) of the schema, whatever its version."""
     names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY rowid")]
     tables = []
     for name in names:
@@ -371,7 +371,7 @@ _FUNCTIONS = {"quote", "hex", "instr", "typeof", "char"}
 
 
 def _only_rows(action: int, first: str | None, second: str | None, database: str | None, _: str | None) -> int:
-    """A journal may come from anywhere: it changes rows, and can do nothing else (I7)."""
+    """Allow a journal, which may come from anywhere, only to change rows (I7)."""
     is_allowed = (
         (action in _ROWS and database in ("main", "temp", None))
         or action == sqlite3.SQLITE_TRANSACTION
@@ -386,13 +386,13 @@ def _replacing(table: str, columns: Iterable[str], side: str) -> str:
 
 
 def _quoted(column: str) -> str:
-    """SQL for a value as an SQL literal. A text with U+0000 in it would be cut off by quote()."""
+    """Return SQL for a value as an SQL literal. quote() would cut off text at U+0000."""
     cast = f"'CAST(X'''||hex({column})||''' AS TEXT)'"
     return f"CASE WHEN typeof({column}) = 'text' AND instr({column}, char(0)) THEN {cast} ELSE quote({column}) END"
 
 
 def make_folder(folder: Path) -> None:
-    """The directory of a store, and what is inside, durable by name."""
+    """Create the directory of a store and its inner directory, with durable names."""
     with storage_errors("make", folder):
         group_files.make_store_folder(folder)
         group_files.make_folder(folder / INSIDE)

@@ -5,8 +5,8 @@
     REPLACE INTO job VALUES(…);          SQL: `sqlite3 copy.db < journal` would make a database of it
     …
 
-Writers hold a lock; readers need none: a transaction counts when all of it is there. What a crash left half-written is
-cut off by the next writer.
+Writers hold a lock; readers need none: a transaction counts once it is complete. The next writer cuts off what a crash
+left incomplete.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ MEND = "put a copy of it back, or make a new one: kedge rebuild"
 
 
 class Journal:
-    """One reader's place in the journal of `folder`. Not thread-safe: its index has a lock of its own."""
+    """One reader's position in the journal of `folder`. Not thread-safe: its index has its own lock."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal"
         self._lock_path = folder / "lock"
-        self._handle: int | None = None  # of the file read: while it is open, no other one can get its inode
-        self._file = (0, 0)  # which one: device and inode
-        self.position = 0  # behind the last whole transaction that was read
+        self._handle: int | None = None  # of the file being read: while it is open, no other file can get its inode
+        self._file = (0, 0)  # its device and inode
+        self.position = 0  # after the last complete transaction that was read
         self._is_distrusted = False
-        self._is_locked = False  # by us
+        self._is_locked = False  # by this object
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes meanwhile. The kernel lets go when the process ends."""
+        """Lock out other writers. The kernel drops the lock with the process."""
         with storage_errors("lock", self._lock_path):
             handle = open_lock(self._lock_path)
         try:
@@ -61,7 +61,7 @@ class Journal:
         return self.path.exists()
 
     def has_more(self) -> bool:
-        """Whether there may be something to read; costs one system call."""
+        """Return whether there may be something to read; costs one system call."""
         try:
             status = os.stat(self.path)
         except OSError as error:
@@ -69,10 +69,10 @@ class Journal:
         return (status.st_dev, status.st_ino) != self._file or status.st_size != self.position
 
     def read(self) -> tuple[bool, list[str]]:
-        """Whether another file has taken the place of the one read so far, and the transactions since.
+        """Return the transactions since the last read, and whether they are from another file.
 
-        What looks damaged is read once more while nobody writes (I2): a writer may have been cutting off what another
-        one left half-written, or a repair may be making a new journal, which is waited for.
+        If it looks damaged, it is read once more while nobody writes (I2). A writer may have been cutting off an
+        incomplete transaction, or a repair may be making a new journal, which this waits for.
         """
         try:
             return self._read()
@@ -86,7 +86,7 @@ class Journal:
         try:
             return self._read_on()
         except BaseException:
-            self.close()  # nothing of it was handed on: begin anew
+            self.close()  # nothing of it was returned: start again
             raise
 
     def _read_on(self) -> tuple[bool, list[str]]:
@@ -114,7 +114,7 @@ class Journal:
         return is_other, whole
 
     def beginning(self) -> tuple[bytes, bool]:
-        """All whole transactions from the beginning on, as they are, and whether nothing is behind them."""
+        """Return all complete transactions from the beginning as bytes, and whether nothing follows them."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -133,7 +133,7 @@ class Journal:
         return data[:at] if at > header.end() else b"", at == len(data)
 
     def _look(self) -> bool:
-        """Whether another file is at the path now, or this one was cut; it is the one to read from then."""
+        """Switch to the file at the path if it is another one, or if ours was truncated. Return whether it switched."""
         handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         status = os.fstat(handle)
         if (status.st_dev, status.st_ino) == self._file and status.st_size >= self.position:
@@ -155,14 +155,14 @@ class Journal:
         return header.end()
 
     def append(self, payload: str) -> None:
-        """Add a transaction behind all that was read, durably (I1). Only while locked, and caught up."""
+        """Append a transaction durably after everything read (I1). Only while locked and caught up."""
         data = _framed(payload)
         with storage_errors("write", self.path):
             handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.ftruncate(handle, self.position)  # what somebody who died left half-written
+            os.ftruncate(handle, self.position)  # removes what a crashed writer left incomplete
             _write_all(handle, data, self.position)
-            self._is_distrusted = True  # what was not synced may look written: the next write makes a new file (I9)
+            self._is_distrusted = True  # unsynced data may look written: the next write makes a new file (I9)
             os.fsync(handle)
             self._is_distrusted = False
         except OSError as error:
@@ -172,7 +172,7 @@ class Journal:
         self.position += len(data)
 
     def _take_back(self, handle: int, cause: OSError) -> NoReturn:
-        """Remove what was written of a transaction that is refused."""
+        """Remove the written part of a refused transaction."""
         try:
             os.ftruncate(handle, self.position)
         except OSError:
@@ -184,7 +184,7 @@ class Journal:
         raise storage_error("write", str(self.path), cause) from cause
 
     def close(self) -> None:
-        """Begin anew with the next read."""
+        """Close the file; the next read starts from the beginning."""
         if self._handle is not None:
             os.close(self._handle)
         self._handle, self._file, self.position = None, (0, 0), 0
@@ -193,7 +193,7 @@ class Journal:
         return self._is_distrusted
 
     def replace(self, payload: str) -> None:
-        """Put a new journal of one transaction in the place of this one: whole, durably, or not at all."""
+        """Replace this journal by a new one of one transaction: completely and durably, or not at all."""
         data = b"-- Kedge journal, format %d\n" % FORMAT + _framed(payload)
         write_file(self.path, data)
         with storage_errors("read", self.path):
@@ -202,7 +202,7 @@ class Journal:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Temporary file, sync, rename, sync of the directory: the name has the new content or the old, never a part."""
+    """Write a file durably by a temporary file and a rename: the name has the new content or the old, never a part."""
     draft = draft_file(path, data)
     with storage_errors("write", path):
         os.replace(draft, path)
@@ -210,7 +210,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def draft_file(path: Path, data: bytes) -> Path:
-    """The temporary file, synced."""
+    """Write the temporary file and sync it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, OWN_FILE)

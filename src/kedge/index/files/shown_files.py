@@ -1,9 +1,9 @@
 """The readable files of a `files:` store: <dir>/<job>/<level>/<id>.json, other namespaces below <dir>/@<namespace>.
 
-A file is written in two steps, around the journal's: as a draft, which takes all the space it needs, and by a rename
-behind it. So a save that does not fit is refused before anything says that it exists, and one that the journal has is
-never refused because of its file. All of it happens under the journal's lock: a draft that is met under that lock is
-what a killed writer left.
+A file is written in two steps, before and after the journal's: as a draft, which takes all the space it needs, and by a
+rename afterwards. So a save that does not fit is refused before anything says that it exists. One that the journal has
+is never refused because of its file. All of it happens under the journal's lock. A draft found under that lock was
+left by a killed writer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kedge.errors import storage_errors
 
 from .journal import draft_file
 
-INSIDE = ".kedge"  # the folder that no job can be named like
+INSIDE = ".kedge"  # the directory whose name no job can have
 DEFAULT = "default"
 _DRAFT = re.compile(r"\.(.+\.json|journal)\.\d+\.new")
 
-Drafts = Mapping[Path, Path | None]  # of each file its draft; None: it is to be removed
+Drafts = Mapping[Path, Path | None]  # the draft of each file; None to remove the file
 
 
 class ShownFiles:
@@ -33,12 +33,12 @@ class ShownFiles:
         self._folder = folder
 
     def path_of(self, namespace: str, job: str, level: str, checkpoint_id: str) -> Path:
-        """Names follow a grammar without slashes and leading dots; what does not is percent-encoded all the same."""
+        """Return the path of a file. Names cannot contain slashes or leading dots; anything else is percent-encoded."""
         base = self._folder if namespace == DEFAULT else self._folder / f"@{_safe(namespace)}"
         return base / _safe(job) / _safe(level) / f"{_safe(checkpoint_id)}.json"
 
     def draft(self, path: Path, data: bytes) -> Path:
-        """The new content of a file, durable, beside it."""
+        """Write the new content of a file durably beside it."""
         with storage_errors("write", path):
             if not path.parent.is_dir():
                 make_folder(path.parent)
@@ -52,7 +52,7 @@ class ShownFiles:
                 _remove(draft)
 
     def place(self, drafts: Drafts) -> None:
-        """Put the drafts in their places, and remove the files that have none."""
+        """Move the drafts to their places, and remove the files without one."""
         for path, draft in drafts.items():
             if draft is None:
                 _remove(path)
@@ -62,7 +62,7 @@ class ShownFiles:
                 sync_directory(path.parent)
 
     def present(self) -> set[Path]:
-        """The files that are there. Drafts of killed writers are removed on the way."""
+        """Return the existing files, and remove drafts of killed writers."""
         files = set()
         with storage_errors("read", self._folder):
             for place, folders, names in os.walk(self._folder):
@@ -77,7 +77,7 @@ class ShownFiles:
         return files
 
     def remove_strays(self, paths: set[Path]) -> None:
-        """Remove files of checkpoints that are gone; what people put beside them is left alone."""
+        """Remove files of deleted checkpoints; other people's files stay."""
         for path in paths:
             if self._is_ours(path):
                 _remove(path)
