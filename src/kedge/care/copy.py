@@ -1,11 +1,11 @@
-"""From one store to another: the same checkpoints, with their IDs, numbers, parents, tags, pins, times and keys.
+"""Copies from one store to another: the same checkpoints, with IDs, numbers, parents, tags, pins, times and keys.
 
-A copy compares what both indexes list and moves what the target lacks; of that, only the chunks it lacks. Every chunk
-is read verified (I2) and durable in the target before the checkpoint that names it (I1), oldest first in each job. So
-the target always holds a beginning of what the source holds; a copy that was stopped anywhere is simply run again.
+A copy compares what both indexes list, and transfers missing checkpoints with only their missing chunks. Every chunk is
+read verified (I2) and durable in the target before the checkpoint that names it (I1), oldest first in each job. So the
+target always has a beginning of the source's history; run an interrupted copy again.
 
-Nothing is merged: an ID or a number that means something else in the target is a Conflict. An idempotency key belongs
-to the same checkpoint as in the source: used again there after a deletion, it moves in the target too.
+Nothing is merged: an ID or a number that means something else in the target raises Conflict. An idempotency key belongs
+to the same checkpoint as in the source: if the source reused it after a deletion, it also moves in the target.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from kedge.store.local import LocalStore
 
 from . import Progress
 
-FOLLOWED = ("save", "tag", "pin", "unpin", "status", "retention", "delete")  # events that change the target too
-_PAGE = 500  # checkpoints compared at once
-_EXPORTED_AT_ONCE = 200  # checkpoints whose manifests are held; those without chunks share a commit
+FOLLOWED = ("save", "tag", "pin", "unpin", "status", "retention", "delete")  # events that also change the target
+_PAGE = 500  # checkpoints compared at a time
+_EXPORTED_AT_ONCE = 200  # checkpoints whose manifests are in memory; those without chunks share a commit
 
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What one copy did, in numbers."""
+    """The numbers of one copy."""
 
     copied: int = 0
-    present: int = 0  # in the target before
-    changed: int = 0  # of those, tags, pin or archived brought up to date
-    deleted: int = 0  # gone from the source: only with mirror=True
+    present: int = 0  # already in the target
+    changed: int = 0  # of those, tags, pin or archived updated
+    deleted: int = 0  # deleted from the source: only with mirror=True
     chunks_moved: int = 0
-    bytes_moved: int = 0  # of chunks, plain
-    size_bytes: int = 0  # of the checkpoints copied
-    damaged: tuple[str, ...] = ()  # IDs that the source itself cannot read; they were left out
+    bytes_moved: int = 0  # of chunks, uncompressed
+    size_bytes: int = 0  # of the copied checkpoints
+    damaged: tuple[str, ...] = ()  # IDs that the source cannot read; they were left out
 
     def plus(self, other: CopyReport) -> CopyReport:
         pairs = ((name, getattr(self, name) + getattr(other, name)) for name in self.__slots__)
@@ -47,7 +47,7 @@ class CopyReport:
 
 
 class Copying:
-    """One way from a source to a target."""
+    """A copy from a source to a target."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Copying:
         self._progress: Progress | None = None
 
     def copy(self, progress: Progress | None = None) -> CopyReport:
-        """Bring the target up to the source. `progress(done, total)` counts stored bytes of the source."""
+        """Update the target from the source. `progress(done, total)` counts stored bytes of the source."""
         self._report, self._progress, self._done_bytes = CopyReport(), progress, 0
         self._total_bytes = sum(job.stored_bytes for job in self._jobs())
         for job in self._jobs():
@@ -92,7 +92,7 @@ class Copying:
             after = page[-1].name
 
     def _copy_job(self, job: str) -> None:
-        """Numbers that the source has used and given up are used in the target too (I4)."""
+        """Copy a job, and reserve in the target the numbers that the source has used and freed (I4)."""
         self._copy_retention(job)
         after = 0
         for page in pages(self.source.catalogue.list, job, _PAGE):
@@ -105,10 +105,10 @@ class Copying:
         self._reserve_numbers(job)
 
     def _reserve_numbers(self, job: str) -> None:
-        """In stores that are here; a service gives out the number behind the newest checkpoint it was sent."""
+        """Reserve numbers in a local target; a service continues after the newest checkpoint it received."""
         here, there = self.source.catalogue.job(job), self.target.catalogue.job(job)
         if not isinstance(self.target, LocalStore) or (there is None and self.since_us is not None):
-            return  # nothing of the job was wanted
+            return  # nothing of the job was requested
         if here is not None and here.last_seq > (there.last_seq if there else 0):
             self.target.index.reserve_numbers(job, here.last_seq)
 
@@ -140,7 +140,7 @@ class Copying:
         self._copy_all(wanted)
 
     def _copy_all(self, wanted: Sequence[Checkpoint]) -> None:
-        """Oldest first. Those without chunks, as small states are, share commits."""
+        """Copy these, oldest first. Those without chunks, such as small states, share commits."""
         for start in range(0, len(wanted), _EXPORTED_AT_ONCE):
             exports = [exported for c in wanted[start : start + _EXPORTED_AT_ONCE] if (exported := self._export(c))]
             holders = self._holders([exported.record for exported in exports])
@@ -180,10 +180,10 @@ class Copying:
         self._advance(size_bytes)
 
     def _holders(self, records: Sequence[NewCheckpoint]) -> dict[str, CheckpointId]:
-        """By ID: which checkpoint of the target has the key that this one has in the source, and must let go of it.
+        """Return, by ID, the target's checkpoint that has this one's idempotency key and must release it.
 
-        A key is free for another save once its checkpoint is deleted. So the source has deleted that one, which has a
-        lower number; what the source still has, or a higher number, is a Conflict, as before.
+        A key becomes free when its checkpoint is deleted. So the source has deleted that one, which has a lower number.
+        If the source still has it, or it has a higher number, there is a Conflict, as usual.
         """
         by_job: dict[str, dict[str, NewCheckpoint]] = {}
         for record in records:
@@ -199,11 +199,11 @@ class Copying:
         return holders
 
     def _left_out(self, checkpoint_id: str) -> None:
-        if knows(self.source.catalogue, checkpoint_id):  # else deleted meanwhile
+        if knows(self.source.catalogue, checkpoint_id):  # otherwise deleted meanwhile
             self._count(damaged=(checkpoint_id,))
 
     def _arrived(self, record: NewCheckpoint, checkpoint: Checkpoint) -> None:
-        """Count a copy, after making sure that the target has this very checkpoint."""
+        """Count a copy after checking that the target has this same checkpoint."""
         same = (record.id, record.job, record.seq, record.size_bytes)
         is_other = not self.target.catalogue.is_encrypted and checkpoint.digest != record.digest.hex()
         if is_other or (checkpoint.id, checkpoint.job, checkpoint.seq, checkpoint.size_bytes) != same:
@@ -211,7 +211,7 @@ class Copying:
         self._count(copied=1, size_bytes=record.size_bytes)
 
     def _check_same(self, checkpoint: Checkpoint, twin: Checkpoint) -> None:
-        """Digests say it, where both stores are plain; what is sealed has another digest in every store."""
+        """Compare by digest if both stores are plain; encrypted ones have different digests in every store."""
         is_plain = not self.source.catalogue.is_encrypted and not self.target.catalogue.is_encrypted
         here, there = (
             (c.job, c.seq, c.step, c.created_at, c.size_bytes, c.digest if is_plain else "") for c in (checkpoint, twin)
@@ -219,7 +219,7 @@ class Copying:
         if here != there:
             raise _differs(checkpoint.id, checkpoint.job)
 
-    # What may change about a checkpoint
+    # Mutable fields
 
     def _update(self, checkpoint: Checkpoint, twin: Checkpoint) -> None:
         tags: dict[str, str | None] = {n: v for n, v in checkpoint.tags.items() if twin.tags.get(n) != v}
@@ -232,7 +232,7 @@ class Copying:
             self._count(changed=1)
 
     def _delete_others(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
-        """Delete what the source has deleted. Looks it up again: it may have been saved since the page was read."""
+        """Delete what the source has deleted. Checks again, because it may have been saved since the page was read."""
         if self.mirror:
             known = {c.id for c in page}
             self._delete([c for c in there if c.id not in known and not knows(self.source.catalogue, c.id)])
@@ -267,7 +267,7 @@ class Copying:
         return report
 
     def catch_up(self, checkpoint_ids: Iterable[str]) -> CopyReport:
-        """Copy those that still exist and can be read now."""
+        """Copy these checkpoints if they still exist and are readable by now."""
         self._report, self._progress = CopyReport(), None
         return self._bring(checkpoint_ids)
 
@@ -277,7 +277,7 @@ class Copying:
             try:
                 checkpoint = self.source.catalogue.get(checkpoint_id)
             except NotFound:
-                continue  # deleted since: its own event comes later
+                continue  # deleted meanwhile: its own event comes later
             except Corrupted:
                 self._left_out(checkpoint_id)
                 continue

@@ -1,9 +1,9 @@
-"""Where a follower is: kept in the log of the store it writes to, so that the next one goes on there.
+"""A follower's position, stored in the log of its target so that the next follower continues there.
 
-A place is an event of the target with the number and the chain of the last event of the source that was followed. It is
-written when everything up to there is durable in the target; what came after it is followed again, which changes
-nothing. It holds only for the same log: a source that was rebuilt, put back from a backup, or lost its events has
-another chain there, or none, and is compared as a whole again.
+It is an event of the target with the number and the chain of the last followed event of the source. It is written when
+everything up to there is durable in the target; later events are followed again, which changes nothing. It is valid
+only for the same log. A source that was rebuilt, restored from a backup, or lost its events has another chain there, or
+none, and is compared completely again.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from . import Progress
 from .copy import FOLLOWED, Copying, CopyReport
 
 ACTION = "sync"
-MAX_LEFT_OUT = 1000  # more damage than that is looked for anew
-NOTE_EVERY_S = 5.0  # how much is followed again, at most, by who comes after one that was killed
-_NOTE_EVERY_EVENTS = 1000  # that have nothing to do with the target
-_WAIT_S = 0.5  # for the next event; how late a follower notices that it is to stop
-_LOOK_BACK = 20_000  # events of the target; who wrote more to it since may compare
+MAX_LEFT_OUT = 1000  # with more damage, the next follower compares everything
+NOTE_EVERY_S = 5.0  # limits what is followed again after a follower was killed
+_NOTE_EVERY_EVENTS = 1000  # that do not concern the target
+_WAIT_S = 0.5  # for the next event; also how late a follower notices `stop`
+_LOOK_BACK = 20_000  # events of the target; after more writes to it, compare
 _PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a follower follows."""
+    """What a follower copies."""
 
     job: str | None
     since_us: int | None
     mirror: bool
 
     def covers(self, other: Scope) -> bool:
-        """Whether who followed this has done all that the other one would have."""
+        """Return whether following this scope includes everything in the other one."""
         return (
             self.job in (None, other.job)
             and (self.since_us is None or (other.since_us is not None and self.since_us <= other.since_us))
@@ -49,14 +49,17 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """After which event of the source, and what of the source could not be read until then."""
+    """The last followed event of the source, and what could not be read up to then."""
 
     event: int
     left_out: tuple[str, ...] = ()
 
 
 def find_place(source: Index, target: Index, scope: Scope) -> Place | None:
-    """Where somebody who followed at least as much has come to; None if nobody has, or the source is another now."""
+    """Return the position of a follower with at least this scope.
+
+    None if there is none, or the source is another one by now.
+    """
     before: int | None = None
     for _ in range(_LOOK_BACK // _PAGE):
         page = target.events(limit=_PAGE, newest=True, before=before)
@@ -71,7 +74,7 @@ def find_place(source: Index, target: Index, scope: Scope) -> Place | None:
 
 
 def note_place(source: Index, target: Index, scope: Scope, last: Event, left_out: Iterable[str], *, actor: str) -> None:
-    """Everything up to `last`, an event of the source, is in the target, except what could not be read."""
+    """Note that the target has everything up to `last`, an event of the source, except what could not be read."""
     detail = {
         "source": source.store_id,
         "namespace": source.namespace,
@@ -86,7 +89,7 @@ def note_place(source: Index, target: Index, scope: Scope, last: Event, left_out
 
 
 def _parse(detail: str, source: Index, scope: Scope) -> tuple[Place, str] | None:
-    """A place in `source` that will do for `scope`, and the chain that must be there. Others write events too."""
+    """Parse a position in `source` that suffices for `scope`, and its chain. Others write such events, too."""
     try:
         document = json.loads(detail)
         is_ours = (document["source"], document["namespace"]) == (source.store_id, source.namespace)
@@ -103,7 +106,7 @@ def _chain_at(source: Index, event: int) -> str | None:
 
 
 class Following:
-    """A copy that goes on with whatever happens in the source."""
+    """A copy that continues with every change in the source."""
 
     def __init__(self, copying: Copying) -> None:
         self._copying = copying
@@ -111,15 +114,15 @@ class Following:
         self._target = local_store(copying.target, "following into a store").index
         self._scope = Scope(copying.job, copying.since_us, copying.mirror)
         self._left_out: dict[str, None] = {}
-        self._last: Event | None = None  # of the source, up to which all is done
-        self._noted = 0  # the number of that when it was noted last, and when
+        self._last: Event | None = None  # of the source, up to which everything is done
+        self._noted = 0  # its number when it was last noted, and the time
         self._noted_s = 0.0
         self._is_worth_noting = False
 
     def run(
         self, *, stop: threading.Event, changed: Callable[[CopyReport], None], progress: Progress | None = None
     ) -> None:
-        """Until `stop` is set. `changed` hears of each round."""
+        """Follow until `stop` is set. Calls `changed` after each round."""
         changed(self._begin(progress))
         try:
             while not stop.is_set():
@@ -135,7 +138,7 @@ class Following:
         self._note(is_due=True)
 
     def _begin(self, progress: Progress | None) -> CopyReport:
-        """Go on where the last one was, or compare everything."""
+        """Continue at the last follower's position, or compare everything."""
         place = find_place(self._source, self._target, self._scope)
         if place is None:
             newest = self._source.events(limit=1, newest=True)
@@ -155,7 +158,7 @@ class Following:
         report = self._copying.replay(events)
         self._last = events[-1]
         self._left_out.update(dict.fromkeys(report.damaged))
-        # Two stores that follow each other must not note each other's notes for ever.
+        # Two stores that follow each other must not note each other's notes forever.
         is_long = self._last.id - self._noted >= _NOTE_EVERY_EVENTS
         self._is_worth_noting |= is_long or any(event.action in FOLLOWED for event in events)
         return report

@@ -1,11 +1,11 @@
-"""Giving back the space of what nobody names any more, beside writers and readers in other processes (I3).
+"""Freeing the space of what nothing references, beside writers and readers in other processes (I3).
 
-    1. index:  delete chunk rows no manifest names, in one transaction; a save that wanted to reuse one of them
+    1. index:  delete chunk rows that no manifest names, in one transaction; a save that wanted to reuse one of them
                gets ChunksGone and writes it again
-    2. packs:  what is in the index alone is copied there (`store.backlog`), before a pack goes that tells of it
-    3. packs:  those no row names are deleted, each asked about once more while its writer is locked out
-    4. packs:  those little used are rewritten: live chunks go to a new pack, durable before the index points there;
-               then the old ones are deleted like those of 3. On a full disk, 3 makes the space that 4 needs
+    2. packs:  copy there what only the index has (`store.backlog`), before a pack with its record is removed
+    3. packs:  delete those that no row names, after checking each once more while its writer is locked out
+    4. packs:  rewrite sparse ones: live chunks go to a new pack, durable before the index points there; then delete
+               the old ones as in 3. On a full disk, 3 makes the space that 4 needs
 
 A crash between any two of these leaves garbage for the next gc, never a missing chunk.
 """
@@ -28,14 +28,14 @@ from kedge.store.record import Keys, NoKeys, append_record, read_packs, read_rec
 from . import Progress
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
-SMALL_BYTES = 64 << 10  # packs up to this, as processes leave them that save little, are joined
-JOIN_FROM = 16  # when there are so many of them
-_LOCATED = 10_000  # chunks looked up at once
+SMALL_BYTES = 64 << 10  # packs up to this size, left by processes that save little, are joined
+JOIN_FROM = 16  # if there are at least so many of them
+_LOCATED = 10_000  # chunks per look-up
 
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What one gc did, in numbers."""
+    """The numbers of one gc."""
 
     chunks_removed: int
     packs_removed: int
@@ -43,24 +43,24 @@ class GcReport:
     bytes_freed: int
     packs_kept: int
     bytes_kept: int
-    damaged: tuple[str, ...] = ()  # packs left alone because a chunk in them does not verify
+    damaged: tuple[str, ...] = ()  # packs left alone because one of their chunks does not verify
 
 
 def collect(store: LocalStore, *, actor: str, progress: Progress | None = None) -> GcReport:
-    """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
+    """Remove unreferenced chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
     store.index.refuse_older()
     _refuse_locked(store)
     bytes_before = sum(size for _, size in store.blobs.packs())
     chunks_removed, _ = store.index.sweep(lambda _, manifest: store.references(manifest))
     if store.backlog is not None:
-        with suppress(NoSpace):  # what it leaves then is removed below
+        with suppress(NoSpace):  # what stays then is removed below
             store.backlog.copy()
     store.blobs.seal()
     unused, _, _ = _remove_unused(store, None)
     rewritten, damaged = _compact(store)
     removed, packs_left, bytes_kept = _remove_unused(store, progress)
     removed += unused
-    bytes_freed = max(0, bytes_before - bytes_kept)  # what compaction wrote counts against it
+    bytes_freed = max(0, bytes_before - bytes_kept)  # what compaction wrote is subtracted
     report = GcReport(chunks_removed, removed, rewritten, bytes_freed, packs_left, bytes_kept, tuple(damaged))
     if removed or chunks_removed:
         detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
@@ -69,7 +69,7 @@ def collect(store: LocalStore, *, actor: str, progress: Progress | None = None) 
 
 
 def _refuse_locked(store: LocalStore) -> None:
-    """Conflict for an index made with the wrong key: it names no packs, so all of them would count as garbage."""
+    """Refuse an index that was created with the wrong key: it knows no saves, and all packs would be garbage."""
     if store.index.jobs(limit=1) or store.index.packs():
         return
     keys: Keys = NoKeys()
@@ -88,10 +88,10 @@ def _refuse_locked(store: LocalStore) -> None:
 
 
 def foresee(store: LocalStore, *, progress: Progress | None = None) -> GcReport:
-    """What `collect` would do now, in the same numbers; nothing is changed.
+    """Return what `collect` would do now, changing nothing.
 
-    As far as can be told before: a pack that somebody is writing is kept by `collect`, and what compaction writes
-    counts against what it frees. The names of all chunks in use are held in memory.
+    This is an estimate: `collect` keeps a pack that is being written, and what compaction writes is subtracted from
+    what it frees. The names of all used chunks are held in memory.
     """
     store.index.refuse_older()
     _refuse_locked(store)
@@ -126,7 +126,7 @@ def foresee(store: LocalStore, *, progress: Progress | None = None) -> GcReport:
 
 
 def _remove_unused(store: LocalStore, progress: Progress | None) -> tuple[int, int, int]:
-    """Delete the packs that nothing names; return how many were removed, how many are left, and the bytes of those."""
+    """Delete unreferenced packs; return how many were deleted, how many stayed, and their bytes."""
     used = {use.pack for use in store.index.packs()}
     closed = store.index.closed_namespaces().keys()
     removed = left = bytes_kept = 0
@@ -147,9 +147,9 @@ def _remove(store: LocalStore, pack: str) -> bool:
 
 
 def _may_go(store: LocalStore, pack: str, closed: Collection[str]) -> bool:
-    """Whether no namespace that waits for a rebuild with its key can need a pack (I3).
+    """Return whether no namespace that waits for a rebuild with its key can need a pack (I3).
 
-    A save tells of itself in its last pack only: while a namespace is closed, a pack that tells of nobody may be its.
+    Only the last pack of a save has its record: a pack without records may belong to a closed namespace.
     """
     if not closed:
         return True
@@ -158,7 +158,7 @@ def _may_go(store: LocalStore, pack: str, closed: Collection[str]) -> bool:
 
 
 def _namespaces_in(store: LocalStore, pack: str) -> set[str]:
-    """The namespaces that have records in a pack, whether or not we have their keys."""
+    """Return the namespaces that have records in a pack, with or without their keys."""
     keys, namespaces = NoKeys(), set[str]()
     with suppress(NotFound):  # another gc has removed it
         namespaces.update(record.namespace for record in read_packs(store.blobs, [pack], keys))
@@ -178,28 +178,28 @@ def _compact(store: LocalStore) -> tuple[int, list[str]]:
     rewritten, damaged = 0, []
     joins = _has_many_small(sizes.values())
     closed = store.index.closed_namespaces().keys()
-    for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # what needs least space frees some
+    for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # those that need least space free some
         size = sizes.get(use.pack)
         if size is None or not _is_sparse(use.live_bytes, size, joins) or not _may_go(store, use.pack, closed):
             continue
         try:
             rewritten += _rewrite_confirmed(store, use.pack)
         except NoSpace:
-            break  # what could be freed without writing is free already; the rest waits for space
+            break  # all that needs no writing is freed already; the rest waits for space
         except ChunksGone:
-            continue  # another gc took the new pack for abandoned: the old one stays, until the next time
+            continue  # another gc condemned the new pack as abandoned: the old one stays until the next gc
         except (Corrupted, NotFound):
             damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
     return rewritten, damaged
 
 
 def _rewrite_confirmed(store: LocalStore, pack: str) -> bool:
-    """Whether a pack was rewritten; Corrupted and NotFound only if a second look agrees (I2).
+    """Rewrite a pack; return whether it was. Raises Corrupted or NotFound only if a second look agrees (I2).
 
-    Since its chunks were listed another gc may have moved them and removed the pack, or a change of keys replaced them.
+    After its chunks were listed, another gc may have moved them, or a change of keys may have replaced them.
     """
     live, is_second = store.index.chunks_of(pack), False
-    while live or store.index.recorded_in(pack):  # else of another namespace, whose own gc sees to it
+    while live or store.index.recorded_in(pack):  # otherwise it belongs to another namespace's gc
         try:
             _rewrite_in_room(store, pack, live)
         except (Corrupted, NotFound):
@@ -213,7 +213,7 @@ def _rewrite_confirmed(store: LocalStore, pack: str) -> bool:
 
 
 def _rewrite_in_room(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
-    """Rewrite a pack. On a full disk, use the reserved space and remove the old pack at once, for the next one."""
+    """Rewrite a pack. On a full disk, use the reserved space and delete the old pack at once, for the next one."""
     try:
         _rewrite(store, pack, live)
     except NoSpace:
@@ -224,7 +224,7 @@ def _rewrite_in_room(store: LocalStore, pack: str, live: Sequence[Chunk]) -> Non
 
 
 def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
-    """Move the live chunks of a pack to a new one. The old pack's file goes when no row names it any more."""
+    """Move the live chunks of a pack to a new one. The old file is deleted once no row names it."""
     writer = store.blobs.writer(sum(c.stored_bytes for c in live))
     moved: list[Chunk] = []
     try:
@@ -245,7 +245,7 @@ def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
 
 
 def _other_saves(store: LocalStore, pack: str, recorded: set[str]) -> list[NewCheckpoint]:
-    """Records in a pack of checkpoints that still exist, except those for which the index names the pack."""
+    """Return saves in a pack's records that still exist, except those for which the index names the pack."""
     vault = store.vault
     return [
         save

@@ -1,4 +1,4 @@
-"""Care for a local store. Each operation is a module of this package, imported when it is used."""
+"""Maintenance of a local store. Each operation is a module of this package, imported when it is called."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .verify import VerifyReport
 
 
-_JOB_LEASE_S = 5.0  # of a copy or a deletion: after a kill, the next one waits so long
-_PAGE = 500  # checkpoints looked up, or deleted in one transaction
+_JOB_LEASE_S = 5.0  # of a copy or a deletion: after a kill, the next one waits this long
+_PAGE = 500  # checkpoints looked up, or deleted, per transaction
 
 
 class LocalCare(Upkeep):
-    """`Care` of a local store: what it is, where it is, and the key it was opened with."""
+    """`Care` of a local store: the store, its URL, and the key it was opened with."""
 
     def __init__(self, store: LocalStore, url: str, lock: Lock | None) -> None:
         super().__init__(store.index)
@@ -106,7 +106,7 @@ class LocalCare(Upkeep):
                 store.close()
 
         if self._store.at_rest() is not self._store:
-            raise Validation("what is in memory has no packs to rebuild from", hint="open the directory it is kept in")
+            raise Validation("a store in memory has no packs to rebuild from", hint="open the directory it is kept in")
         if self._url == "memory:":
             raise Validation("a store in memory has no packs to rebuild from", hint="its index cannot get lost alone")
         report = rebuild(self._store.blobs, opened, actor=actor, keys=keys, progress=progress)
@@ -118,7 +118,7 @@ class LocalCare(Upkeep):
     # Copies
 
     def copy_job(self, job: str, new_job: str, *, actor: str) -> list[Checkpoint]:
-        """Safe to repeat after an interruption: the key of each copy tells what it is a copy of."""
+        """Copy a job. Safe to repeat after an interruption: the key of each copy names its source."""
         index = self._store.index
         with lease.hold(index, new_job, ttl_s=_JOB_LEASE_S) as held:
             history = index.list(job)
@@ -138,7 +138,7 @@ class LocalCare(Upkeep):
             return copies
 
     def _refuse_other_history(self, history: Sequence[Checkpoint], job: str, new_job: str) -> None:
-        """A job is one history: `new_job` may hold only what an interrupted copy of `job` has left there."""
+        """Refuse to mix histories: `new_job` may have only what an interrupted copy of `job` left there."""
         index = self._store.index
         target = index.job(new_job)
         if target is None or not target.checkpoints:
@@ -152,7 +152,7 @@ class LocalCare(Upkeep):
             )
 
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
-        """Under a lease: nobody saves meanwhile. Nothing is deleted if a checkpoint is pinned."""
+        """Delete a job under its lease, so that nobody saves meanwhile. Deletes nothing if a checkpoint is pinned."""
         index = self._store.index
         with lease.hold(index, job, ttl_s=_JOB_LEASE_S):
             history = (checkpoint for page in pages(index.list, job, _PAGE) for checkpoint in page)
@@ -162,7 +162,7 @@ class LocalCare(Upkeep):
                     hint=f"unpin it (kedge pin {pinned} --off), or delete pinned checkpoints too (even_pinned=True)",
                 )
             deleted = 0
-            while page := index.list(job, Selection(limit=_PAGE)):  # the newest: children go before their parents
+            while page := index.list(job, Selection(limit=_PAGE)):  # the newest: children before parents
                 deleted += len(
                     index.delete([checkpoint.id for checkpoint in page], even_pinned=even_pinned, actor=actor)
                 )
@@ -205,10 +205,10 @@ class LocalCare(Upkeep):
     def close(self) -> None:
         try:
             self.finish()
-        except CheckpointError as error:  # every save is done; another one tries again
+        except CheckpointError as error:  # every save is done; a later one tries again
             warnings.warn(f"retention failed: {error}", stacklevel=3)
 
 
 def _copy_key(checkpoint: Checkpoint) -> str:
-    """The idempotency key of a copy of `checkpoint` in another job."""
+    """Return the idempotency key of a copy of `checkpoint` in another job."""
     return f"copy:{checkpoint.id}"

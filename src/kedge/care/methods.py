@@ -1,4 +1,4 @@
-"""The methods of a CheckpointManager that care for a store: retention, copies, gc, verify, keys. Parses, then asks."""
+"""The methods of a CheckpointManager for maintenance: retention, copies, gc, verify, keys. They parse, then ask."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CaringManager(ReadingManager):
-    """What `CheckpointManager` offers besides saving and loading; never made by itself."""
+    """The maintenance methods of `CheckpointManager`; never instantiated alone."""
 
     url: str
     namespace: str
@@ -43,11 +43,11 @@ class CaringManager(ReadingManager):
         return self._caring
 
     def drain(self) -> None:
-        """Wait for saves in the background."""
+        """Wait for background saves."""
         raise NotImplementedError
 
     def condemn(self, checkpoint_id: str) -> Checkpoint:
-        """Read a checkpoint that a load found damaged and, if it really is, mark it and its damaged chunks.
+        """Read a checkpoint that a load found damaged. If it is, mark it and its damaged chunks.
 
         The next save writes those chunks again. An intact checkpoint is not marked: see the status of the returned one.
         Raises StorageError if it cannot be read at the moment. `verify` does the same for a job or the whole store.
@@ -57,7 +57,8 @@ class CaringManager(ReadingManager):
     def copy(self, job: str, new_job: str) -> Checkpoints:
         """Copy a job's history to a new name, sharing every byte. Safe to repeat after an interruption.
 
-        Conflict if `new_job` has checkpoints that are not copies of `job`; LeaseHeld while somebody else writes it.
+        Raises Conflict if `new_job` has checkpoints that are not copies of `job`, LeaseHeld while somebody else writes
+        it.
         """
         parse_name("job", new_job)
         if job == new_job:
@@ -70,7 +71,7 @@ class CaringManager(ReadingManager):
         """Delete all checkpoints of a job and its retention policy; return the number of checkpoints.
 
         Raises LeaseHeld if another process holds the job's lease. If a checkpoint is pinned, raises Conflict and
-        deletes nothing, unless `even_pinned`. `gc` frees the space. Sequence numbers are not used again.
+        deletes nothing, unless `even_pinned`. `gc` frees the space. Sequence numbers are not reused.
         """
         return self._care.delete_job(parse_name("job", job), even_pinned=even_pinned, actor=self.actor)
 
@@ -86,8 +87,8 @@ class CaringManager(ReadingManager):
         """Copy to another store, of any kind: all jobs or one, everything or what was saved `since`.
 
         IDs, numbers, parents, tags, pins, times and keys are preserved. Only chunks that `target` lacks are
-        transferred, and each is verified. After an interruption, run it again. With `mirror`, what was deleted here is
-        deleted there too.
+        transferred, and each is verified. After an interruption, run it again. With `mirror`, checkpoints deleted here
+        are deleted there, too.
         """
         return self._copying(target, job, since, mirror).copy(progress)
 
@@ -134,8 +135,7 @@ class CaringManager(ReadingManager):
     # Retention
 
     def cleanup(self, job_id: str, keep_last: int = 10) -> int:
-        """Delete all but the newest `keep_last` checkpoints of a job, except pinned ones. Returns how many were
-        deleted."""
+        """Delete all but the newest `keep_last` checkpoints of a job, and pinned ones. Return how many were deleted."""
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
             raise Validation(f"keep_last={keep_last!r} keeps nothing", hint="use a whole number of at least 1")
         policy = RetentionPolicy(keep_last=keep_last)
@@ -153,11 +153,10 @@ class CaringManager(ReadingManager):
         return self._care.apply(policy, name, dry_run=dry_run, actor=self.actor, progress=progress)
 
     def review(self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True) -> Iterator[Verdict]:
-        """Each checkpoint of a job, or of all jobs, with the reasons why `policy` keeps it; without a reason, it is
-        deleted. Newest first.
+        """Yield each checkpoint of a job, or of all jobs, with the reasons why `policy` keeps it, newest first.
 
-        With dry_run=False, a checkpoint is deleted before it is returned; those you do not iterate over stay. Memory
-        use does not grow with the history.
+        One without a reason is deleted. With dry_run=False it is deleted before it is returned; those you do not
+        iterate over stay. Memory use does not grow with the history.
         """
         _check_policy(policy)
         name = None if job is None else parse_name("job", job)
@@ -203,9 +202,10 @@ class CaringManager(ReadingManager):
     def rekey(
         self, new_key: bytes | str | None = None, *, rewrite: bool = False, progress: Progress | None = None
     ) -> RekeyReport:
-        """Change the keys of this namespace: the master key to `new_key`, without rewriting data; with `rewrite`, for
-        keys that leaked, also the data key, by encrypting every checkpoint again. Continues after an interruption.
-        Raises LeaseHeld, and changes nothing, during another change of these keys.
+        """Change the keys of this namespace: the master key to `new_key`, without rewriting data.
+
+        With `rewrite`, for leaked keys, also change the data key, by encrypting every checkpoint again. Continues after
+        an interruption. Raises LeaseHeld, and changes nothing, during another change of these keys.
         """
         if new_key is None and not rewrite:
             raise Validation("no new key was given", hint="give new_key=, rewrite=True, or both")
@@ -218,17 +218,16 @@ class CaringManager(ReadingManager):
 
     @property
     def encryption(self) -> Mapping[str, object] | None:
-        """How this namespace is encrypted: the IDs of its keys, and whether names are hidden; None if it is not
-        encrypted."""
+        """How this namespace is encrypted: the IDs of its keys, and whether names are hidden; None if it is plain."""
         return self._care.encryption
 
     def stats(self, job: str | None = None) -> Mapping[str, int]:
-        """Statistics of the store, or of one job."""
+        """Return statistics of the store, or of one job."""
         return self._care.stats(None if job is None else parse_name("job", job))
 
 
 def _same_place(mine: CaringManager, other: CaringManager) -> bool:
-    """Whether both work in the same namespace of the same store, as far as their URLs tell."""
+    """Return whether both use the same namespace of the same store, as far as their URLs tell."""
     here, there = directory_of(mine.url), directory_of(other.url)
     is_same = mine.url == other.url != "memory:" if here is None or there is None else here.resolve() == there.resolve()
     return is_same and mine.namespace == other.namespace

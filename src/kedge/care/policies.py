@@ -29,11 +29,11 @@ class RetentionPolicy:
     """Rules for what to keep: a checkpoint stays if any rule keeps it. A policy that keeps nothing is refused.
 
     keep_last            the newest n of a job
-    keep_last_per_level  the newest n of each level named: {"stage": 5, "step": 20}
-    keep_within          what is at most so much older than the newest: a timedelta, "7d", "36h", "1d12h"
+    keep_last_per_level  the newest n of each named level: {"stage": 5, "step": 20}
+    keep_within          those at most this much older than the newest: a timedelta, "7d", "36h", "1d12h"
     hourly … monthly     the newest of each of the last n hours, days, ISO weeks, months with checkpoints
-    keep_tags            what has any of these tags: ["release", "env=prod"], {"release": None, "env": "prod"}
-    min_per_level        a floor below all other rules: of each level named, at least its newest n stay
+    keep_tags            those with any of these tags: ["release", "env=prod"], {"release": None, "env": "prod"}
+    min_per_level        a floor below all other rules: the newest n of each named level stay
     """
 
     keep_last: int | None = None
@@ -59,7 +59,7 @@ class RetentionPolicy:
             raise Validation("the policy keeps nothing", hint="give at least one rule, such as keep_last=10")
 
     def to_json(self) -> str:
-        """The policy as JSON text: only the rules it has, durations as text."""
+        """Return the policy as JSON text: only the rules it has, durations as text."""
         rules = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.keep_within, timedelta):
             rules["keep_within"] = format_duration(self.keep_within)
@@ -67,7 +67,7 @@ class RetentionPolicy:
 
     @classmethod
     def from_json(cls, text: str) -> RetentionPolicy:
-        """The policy of `to_json`; anything else, an unknown rule included, is refused."""
+        """Parse the text of `to_json`. Raises Validation for anything else, including unknown rules."""
         try:
             rules = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:
@@ -104,7 +104,7 @@ def _parse_levels(name: str, counts: object) -> dict[CheckpointLevel, int]:
 
 
 def _parse_keep_tags(tags: object) -> tuple[str, ...]:
-    """Tags as "name" (with any value) or "name=value"; tag names cannot hold "="."""
+    """Return tags as "name" (with any value) or "name=value"; tag names cannot contain "="."""
     if isinstance(tags, Mapping):
         tags = [name if value is None else f"{name}={value}" for name, value in tags.items()]
     if isinstance(tags, str) or not isinstance(tags, Sequence) or not all(isinstance(tag, str) for tag in tags):
@@ -116,7 +116,7 @@ def _parse_keep_tags(tags: object) -> tuple[str, ...]:
 
 
 def parse_duration(duration: timedelta | str) -> timedelta:
-    """A timedelta of whole seconds, or text of numbers with units: "90m", "36h", "7d", "2w", "1d12h"."""
+    """Parse a timedelta of whole seconds, or numbers with units: "90m", "36h", "7d", "2w", "1d12h"."""
     if isinstance(duration, str):
         match = _DURATION.fullmatch(duration.strip())
         amounts = match.groups(default="0") if match else ()
@@ -135,14 +135,14 @@ def parse_duration(duration: timedelta | str) -> timedelta:
 
 
 def format_duration(duration: timedelta) -> str:
-    """The text `parse_duration` reads, in the largest of d, h, m, s that needs no fraction."""
+    """Return text for `parse_duration`, in the largest of d, h, m, s that needs no fraction."""
     seconds = duration.days * 86_400 + duration.seconds
     unit = next(unit for unit in "dhms" if seconds % _UNITS_S[unit] == 0)
     return f"{seconds // _UNITS_S[unit]}{unit}"
 
 
 def rules_of(policy: str | None) -> dict[str, str]:
-    """The rules of a policy that is stored as JSON, as texts."""
+    """Return the rules of a policy stored as JSON, as texts."""
     rules: dict[str, object] = json.loads(policy) if policy else {}
     return {name: _text(rule) for name, rule in rules.items()}
 
@@ -154,5 +154,5 @@ def _text(rule: object) -> str:
 
 
 def policy_in_words(policy: str | None) -> str:
-    """The rules of a policy that is stored as JSON: "keep last 5, daily 3"."""
+    """Return the rules of a policy stored as JSON in words: "keep last 5, daily 3"."""
     return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in rules_of(policy).items())

@@ -1,8 +1,8 @@
-"""The disaster drill: an index that was lost, or brought back from an old backup, gets what the packs still know.
+"""Disaster recovery: an index that was lost, or restored from an old backup, gets what the packs still know.
 
-Every save leaves a record of itself in a pack, a small one a moment later (`store.backlog`). Those the index lacks, and
-has not deleted, are added to it. What is whole in the index stays as it is, so this may be run again, and on a store
-that is well it does nothing.
+Every save leaves its record in a pack, a small one a moment later (`store.backlog`). Records that the index lacks, and
+has not deleted, are added to it. Sound index rows are not changed, so a rebuild may be repeated, and does nothing on a
+sound store.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    packs: int  # read
-    found: int  # checkpoints they tell of
-    added: int  # to the index, which did not have them
-    from_packs: int  # of those, known from packs alone
-    corrupted: tuple[str, ...]  # of those, IDs that cannot be loaded: packs with chunks of theirs are gone
+    packs: int  # that were read
+    found: int  # checkpoints recorded in them
+    added: int  # to the index, which lacked them
+    from_packs: int  # of those, known only from packs
+    corrupted: tuple[str, ...]  # of those, IDs that cannot be loaded because packs with their chunks are gone
     locked: Mapping[str, int]  # saves under other keys, by the ID of the master key
-    closed: Mapping[str, str]  # namespaces under other keys, which were left as they are, with those IDs
+    closed: Mapping[str, str]  # namespaces under other keys, which were not changed, with those IDs
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a namespace from elsewhere; it takes precedence over the packs."""
+    """What is known of a namespace from other places, which is better than what packs have."""
 
-    rows: Sequence[NewCheckpoint] = ()  # as an index has them
+    rows: Sequence[NewCheckpoint] = ()  # as in an index
     chunks: Sequence[Chunk] = ()
-    deleted: Collection[str] = ()  # IDs that packs may still tell of
+    deleted: Collection[str] = ()  # IDs that packs may still have
 
 
 @dataclass(slots=True)
-class _Found:
+class _Content:
     """What the packs contain of one namespace."""
 
     records: dict[str, NewCheckpoint] = field(default_factory=dict)
@@ -67,16 +67,16 @@ def rebuild(
     known: Mapping[str, Known] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> RebuildReport:
-    """Add to the index of each namespace what the packs know. `progress(done, total)` counts packs.
+    """Add what the packs know to the index of each namespace. `progress(done, total)` counts packs.
 
-    Of an encrypted store, `keys` are those of the index, and gather what the packs say of older ones.
-    Nobody should save meanwhile: a save between its packs and its commit would be taken for a lost one.
+    For an encrypted store, `keys` are those of the index; older ones are added from the packs. Nobody may save
+    meanwhile: a save between its packs and its commit would be taken for a lost one.
     """
     packs = dict(blobs.packs())
-    by_namespace: dict[str, _Found] = {}
+    by_namespace: dict[str, _Content] = {}
     opening = keys or NoKeys()
     for record in read_packs(blobs, packs, opening, progress):
-        content = by_namespace.setdefault(record.namespace, _Found())
+        content = by_namespace.setdefault(record.namespace, _Content())
         for chunk in record.chunks:
             if chunk.pack in packs:
                 content.places.setdefault(chunk.digest, chunk)
@@ -87,7 +87,7 @@ def rebuild(
     corrupted: list[str] = []
     closed = {name: master for name, master in opening.closed.items() if name not in by_namespace}
     for namespace in {*by_namespace, *known} - closed.keys():
-        content, elsewhere = by_namespace.setdefault(namespace, _Found()), known.get(namespace, Known())
+        content, elsewhere = by_namespace.setdefault(namespace, _Content()), known.get(namespace, Known())
         content.places.update(_present(elsewhere.chunks, packs))
         with open_store(namespace) as store:
             rows, lost = _open_rows(store, elsewhere.rows)
@@ -104,7 +104,7 @@ def rebuild(
 
 
 def still_closed(index: Index, closed: Mapping[str, str]) -> dict[str, str]:
-    """Of the namespaces that a rebuild left closed, those that no rebuild has read since the index was lost."""
+    """Return the namespaces a rebuild left closed that no rebuild has read since the index was lost."""
     before = index.closed_namespaces()
     try:
         index.refuse_older()
@@ -114,7 +114,7 @@ def still_closed(index: Index, closed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _present(chunks: Iterable[Chunk], packs: Mapping[str, int]) -> Iterator[tuple[bytes, Chunk]]:
-    """Those that are not in packs that are gone: perhaps another one has them."""
+    """Yield chunks whose packs exist; another pack may have the others."""
     for chunk in chunks:
         if not chunk.pack or chunk.pack in packs:
             yield chunk.digest, chunk
@@ -122,13 +122,13 @@ def _present(chunks: Iterable[Chunk], packs: Mapping[str, int]) -> Iterator[tupl
             yield chunk.digest, replace(chunk, pack="", offset=0)
 
 
-def _add(store: LocalStore, content: _Found, actor: str) -> tuple[set[str], list[str]]:
+def _add(store: LocalStore, content: _Content, actor: str) -> tuple[set[str], list[str]]:
     """Add missing checkpoints to the index; return their IDs, and the IDs of those that cannot be loaded."""
     deleted = _deleted(store.index)
     missing = {i: r for i, r in content.records.items() if i not in deleted and not knows(store.index, i)}
 
     def locate(digests: list[bytes]) -> dict[bytes, Chunk]:
-        """Where the index says, else where the packs say."""
+        """Return places from the index, or otherwise from the packs."""
         known = store.index.locate(digests)
         return {d: known.get(d) or content.places[d] for d in digests if d in known or d in content.places}
 
@@ -138,13 +138,13 @@ def _add(store: LocalStore, content: _Found, actor: str) -> tuple[set[str], list
     for record in _in_order(missing.values()):
         chunks, status = _chunks_of(store, record, locate)
         parent = record.parent if record.parent and knows(store.index, record.parent) else None
-        has_chunks = record.has_chunks or bool(chunks)  # files do not say; gc looks only where there are some (I3)
+        has_chunks = record.has_chunks or bool(chunks)  # files do not say; gc reads only these (I3)
         keyed = _keyed(store.index, record)
         whole = replace(keyed, new_chunks=chunks, has_chunks=has_chunks, parent=parent, status=status)
         try:
             if not _commit(store.index, whole, actor):
                 continue
-        except ChunksGone:  # gc of that index had given the pack up
+        except ChunksGone:  # that index's gc had condemned the pack
             status = CheckpointStatus.CORRUPTED
             if not _commit(store.index, replace(whole, new_chunks=(), status=status), actor):
                 continue
@@ -155,10 +155,10 @@ def _add(store: LocalStore, content: _Found, actor: str) -> tuple[set[str], list
 
 
 def _keyed(index: Index, record: NewCheckpoint) -> NewCheckpoint:
-    """The record with its idempotency key, unless a newer one of the index has that: it was used again since.
+    """Return the record with its idempotency key, unless a newer one in the index has reused it.
 
-    An older one in the index, which was deleted before that and came back with a backup, loses the key. Where no number
-    is known, as in most packs, the time decides which is newer; both stay either way.
+    An older holder in the index, which was deleted before that and restored with a backup, loses the key. If the number
+    is unknown, as in most packs, the time decides which is newer; both checkpoints stay.
     """
     if record.idempotency_key is None:
         return record
@@ -171,7 +171,7 @@ def _keyed(index: Index, record: NewCheckpoint) -> NewCheckpoint:
 
 
 def _commit(index: Index, record: NewCheckpoint, actor: str) -> bool:
-    """Whether the index has the record now, under the number it asks for or under the next one."""
+    """Commit the record under its number or the next one. Return whether the index has it now."""
     try:
         return index.commit([record], actor=actor)[0].id == record.id
     except IdTaken:
@@ -183,7 +183,7 @@ def _commit(index: Index, record: NewCheckpoint, actor: str) -> bool:
 
 
 def _deleted(index: Index) -> set[str]:
-    """What this index remembers to have deleted: its packs may still be there, and it must stay deleted."""
+    """Return what this index has deleted: it must stay deleted, though packs may still have it."""
     deleted: set[str] = set()
     position = 0
     while events := index.events(position, _PAGE):
@@ -191,13 +191,13 @@ def _deleted(index: Index) -> set[str]:
             if event.checkpoint and event.action == "delete":
                 deleted.add(event.checkpoint)
             elif event.checkpoint and event.action == "save":
-                deleted.discard(event.checkpoint)  # it came back from another store
+                deleted.discard(event.checkpoint)  # it returned from another store
         position = events[-1].id
     return deleted
 
 
 def _remember_deleted(index: Index, gone: Iterable[NewCheckpoint], actor: str) -> None:
-    """The packs still tell of these: unless the new index has their deletions, the next rebuild brings them back."""
+    """Add deletions of records that packs still have, or the next rebuild would bring them back."""
     remembered = _deleted(index)
     by_job: dict[str, list[str]] = {}
     for record in gone:
@@ -208,7 +208,7 @@ def _remember_deleted(index: Index, gone: Iterable[NewCheckpoint], actor: str) -
 
 
 def _open_rows(store: LocalStore, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
-    """Records of the old index by ID, and the IDs of those that do not decrypt, which are gone."""
+    """Return records of the old index by ID, and the IDs of those that do not decrypt, which are lost."""
     if store.vault is None:
         return {row.id: row for row in rows}, []
     from kedge.index.encrypted import EncryptedIndex
@@ -225,7 +225,7 @@ def _open_rows(store: LocalStore, rows: Sequence[NewCheckpoint]) -> tuple[dict[s
 
 
 def _wrong_key(locked: Mapping[str, int], keys: Keyrings | None) -> Validation:
-    """Before anything was added: who gave the wrong key must not take the store for empty, and let gc empty it."""
+    """The error for a wrong key, raised before anything is added: gc must not take the store for empty."""
     given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
     return Validation(
         f"the packs contain {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
@@ -235,15 +235,17 @@ def _wrong_key(locked: Mapping[str, int], keys: Keyrings | None) -> Validation:
 
 
 def _add_saves(known: dict[str, NewCheckpoint], saves: Iterable[NewCheckpoint]) -> None:
-    """Of several records of one save, those that tell its number know more."""
+    """Add saves. Of several records of one save, those with its number know more."""
     for save in saves:
         if save.id not in known or (save.seq is not None and known[save.id].seq is None):
             known[save.id] = save
 
 
 def _in_order(records: Iterable[NewCheckpoint]) -> list[NewCheckpoint]:
-    """Records as an index takes them: by number where it is known, else by time, no child before its parent, and each
-    idempotency key once."""
+    """Order records for an index: by number if known, otherwise by time; no child before its parent.
+
+    Each idempotency key appears once.
+    """
     for record in records:
         parse_name("job", record.job)
     in_line = sorted(records, key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
@@ -251,7 +253,7 @@ def _in_order(records: Iterable[NewCheckpoint]) -> list[NewCheckpoint]:
 
 
 def _with_own_keys(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
-    """An idempotency key was used again only after its checkpoint was deleted: the last that had it has it."""
+    """Leave each idempotency key to its last checkpoint, because it was reused only after a deletion."""
     owners = {(r.job, r.idempotency_key): r.id for r in records if r.idempotency_key is not None}
     return [
         r if r.idempotency_key is None or owners[r.job, r.idempotency_key] == r.id else replace(r, idempotency_key=None)
@@ -260,7 +262,7 @@ def _with_own_keys(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
 
 
 def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
-    """The same records, every parent before its children: the index takes no child without its parent."""
+    """Put every parent before its children: the index accepts no child without its parent."""
     by_id = {r.id: r for r in records}
     placed: dict[str, NewCheckpoint] = {}
     for record in records:
@@ -276,12 +278,12 @@ def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
 def _chunks_of(
     store: LocalStore, record: NewCheckpoint, locate: Callable[[list[bytes]], dict[bytes, Chunk]]
 ) -> tuple[list[Chunk], CheckpointStatus]:
-    """The chunks a record names, as far as they are there, and what that makes of it."""
+    """Return the existing chunks of a record, and its resulting status."""
     if digest_of(record.manifest) != record.digest:
         return [], CheckpointStatus.CORRUPTED
     try:
         digests = sorted(set(store.chunks(record.manifest)))
-    except Corrupted:  # what could not be read at all ends the repair: it may be sound
+    except Corrupted:  # an unreadable chunk ends the repair instead: it may be sound
         return [], CheckpointStatus.CORRUPTED
     chunks = list(locate(digests).values())
     return chunks, record.status if len(chunks) == len(digests) else CheckpointStatus.CORRUPTED

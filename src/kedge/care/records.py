@@ -1,7 +1,7 @@
 """Jobs that Kedge itself needs later: runs, executions, messages to them, queues, and the records of LLM calls.
 
-A policy for all jobs leaves them alone: without its records a run executes finished steps again, and LLM calls are paid
-again. A policy that names one of them is followed.
+A policy for all jobs skips them: without its records a run would repeat finished steps, and LLM calls would be paid
+again. A policy that names one of these jobs applies to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LLM = {
 
 
 def needed_for(catalogue: Catalogue, job: str) -> str:
-    """What Kedge needs the checkpoints of `job` for, and what their loss means; "" for a job of the user's own."""
+    """Return what Kedge needs this job for, and what its loss would mean; "" for a user's own job."""
     if job in _LLM:
         return _LLM[job]
     if job.endswith(INBOX_SUFFIX):

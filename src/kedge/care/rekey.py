@@ -1,17 +1,17 @@
-"""New keys for a namespace: another master key around the same data keys, or a new data key for everything (I10).
+"""New keys for a namespace: another master key for the same data keys, or a new data key for everything (I10).
 
-Changing the master key replaces the keyring, one row of the index. Rewriting, for a key that has leaked:
+A change of the master key replaces the keyring, one row of the index. Rewriting, for a leaked key:
 
-    1. a new data key becomes the current one, in one transaction. Every save from now on uses it: one that began with
-       the old key is refused at its commit (KeysChanged) and done again
-    2. each checkpoint that still needs an old key is written anew: its chunks under their new names, then, in one
-       transaction, its row. Killed at any moment, the next call goes on with those that are left
-    3. when none is left, rows of chunks that only the old keys name are deleted, the index is freed of what rows were
-       before, and the keyring loses those keys. The bytes go with the next gc
+    1. A new data key becomes the current one, in one transaction. Every later save uses it: one that began with the
+       old key is refused at its commit (KeysChanged) and done again.
+    2. Each checkpoint that still needs an old key is rewritten: its chunks under their new names, then, in one
+       transaction, its row. After a kill, the next call continues with the rest.
+    3. When none is left, chunk rows that only old keys name are deleted, the index erases the previous content of its
+       rows, and the keyring drops the old keys. The next gc frees the bytes.
 
-One change at a time, under a lease (`changing`), whose token every write of a change carries: one that was suspended
-for so long that another has begun is refused before it deletes anything. The keyring is replaced only by comparing it
-with the one that the change began with.
+Only one change runs at a time, under a lease (`changing`) whose token every write of the change carries. A change that
+was suspended until another one began is refused before it deletes anything. A keyring is replaced only if it is still
+the one the change began with.
 
 The name key stays: tags, idempotency keys, hidden names and details of events keep their tokens (docs/encryption.md).
 """
@@ -47,19 +47,19 @@ _under_way: Counter[tuple[str, str]] = Counter()  # changes that this process ha
 class RekeyReport:
     """The result of a change of keys."""
 
-    master: str  # ID of the master key now
-    key: str  # ID of the data key now
+    master: str  # ID of the current master key
+    key: str  # ID of the current data key
     is_rewritten: bool
-    checkpoints: int  # written anew by this call
-    unreadable: tuple[str, ...] = ()  # IDs that could not be: the old key stays until they are deleted
+    checkpoints: int  # rewritten by this call
+    unreadable: tuple[str, ...] = ()  # IDs that could not be rewritten: the old key stays until they are deleted
 
 
 @contextmanager
 def changing(store: LocalStore) -> Iterator[Lease]:
-    """Hold the lease for changing the keys of a namespace; LeaseHeld while another process holds it.
+    """Hold the right to change the keys of a namespace. Raises LeaseHeld while another change has it.
 
-    The lease is taken over from a process that is known to be gone, and from a change of this process that failed just
-    after it had taken the lease.
+    Takes over from a change whose process has certainly ended, and from one of this process that failed just when it
+    had taken the lease.
     """
     index = _sealed_index(store)
     place = index.store_id, index.namespace
@@ -83,13 +83,13 @@ def _count(place: tuple[str, str], change: int) -> None:
 
 
 def change_master(store: LocalStore, old: MasterKey, new: MasterKey, lease: Lease, *, actor: str) -> RekeyReport:
-    """Seal the keyring under another master key. Processes that have the store open go on with what they have."""
+    """Seal the keyring under another master key. Processes with the store open continue with their keys."""
     index = _sealed_index(store)
     present = _present(index)
     try:
         keyring = open_keyring(present, old, index.store_id, index.namespace)
     except Validation:
-        open_keyring(present, new, index.store_id, index.namespace)  # of a change that failed when this was done
+        open_keyring(present, new, index.store_id, index.namespace)  # an earlier change failed after this point
         text = present
     else:
         text = _replace_keyring(index, present, keyring, new, lease, actor)
@@ -105,7 +105,7 @@ def rewrite(
     actor: str,
     progress: Progress | None = None,
 ) -> RekeyReport:
-    """Write every checkpoint of the namespace anew under a new data key; resumes one that was interrupted."""
+    """Rewrite every checkpoint of the namespace under a new data key; resumes an interrupted rewrite."""
     index = _sealed_index(store)
     present = _present(index)
     keyring = open_keyring(present, master, index.store_id, index.namespace)
@@ -113,10 +113,10 @@ def rewrite(
         keyring = keyring.with_new_key()
         present = _replace_keyring(index, present, keyring, master, lease, actor)
     index.vault.refresh()
-    store.blobs.seal()  # so that the next gc removes packs of the old keys as a whole
+    store.blobs.seal()  # so that the next gc can remove packs of the old keys completely
     done, unreadable = _rewrite_all(store, index, lease, actor, progress)
     if not unreadable:
-        key = keyring.data_keys[0]  # under which every row is by now, and every later one: while the lease is ours
+        key = keyring.data_keys[0]  # while we have the lease, every row is and will be under this key
         index.sweep(lambda _, manifest: map(key.chunk_id, store.contents(manifest)), lease_token=lease.token)
         index.scrub()
         _replace_keyring(index, present, keyring.with_current_only(), master, lease, actor)
@@ -127,7 +127,7 @@ def rewrite(
 def _rewrite_all(
     store: LocalStore, index: EncryptedIndex, lease: Lease, actor: str, progress: Progress | None
 ) -> tuple[int, list[str]]:
-    """How many checkpoints were written anew, and the IDs of those that could not be."""
+    """Return how many checkpoints were rewritten, and the IDs of those that could not be."""
     total = index.totals()["checkpoints"]
     done = 0
     unreadable: list[str] = []
@@ -145,7 +145,7 @@ def _rewrite_all(
 
 
 def _has_current_chunks(store: LocalStore, packed: bytes) -> bool:
-    """Looked at for each checkpoint: a copy, or a rebuilt index, may name chunks of an old key under a new one."""
+    """Check that chunks have current names: after a copy or a rebuild, a current row may name old ones."""
     assert store.key is not None
     current = {store.key.chunk_id(digest) for digest in store.contents(packed)}
     return current == set(store.chunks(packed))
@@ -154,7 +154,7 @@ def _has_current_chunks(store: LocalStore, packed: bytes) -> bool:
 def _rewrite_one(
     store: LocalStore, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str
 ) -> bool:
-    """False if a chunk of it cannot be read. A checkpoint that was deleted meanwhile needs nothing."""
+    """Rewrite a checkpoint. Return False if one of its chunks is unreadable; a deleted one needs nothing."""
     record = replace(NewCheckpoint.of(checkpoint, packed), lease_token=lease.token)
     for _ in range(_MAX_ATTEMPTS):
         try:

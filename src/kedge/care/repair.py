@@ -1,8 +1,8 @@
 """Rebuilding the index of an embedded store from what is still readable: the damaged index itself, and the packs.
 
-Every save that wrote to a pack left a record of itself there. Small states live in the index alone: of those, what the
-damaged index still gives is kept, the rest is gone and reported. Nothing is thrown away: the old index stays beside
-the new one as `index….damaged-…`.
+Every save leaves its record in a pack, a small one a moment later (`store.backlog`). Small states that neither the
+packs nor the damaged index give are lost and reported. Nothing is deleted: the old index stays beside the new one as
+`index….damaged-…`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class RepairReport:
     from_packs: int  # of those, known only from packs
     corrupted: tuple[str, ...]  # IDs that are listed but cannot be loaded
     is_index_complete: bool  # whether the old index could be read to its end
-    old_index: str  # where it lies now; "" if there was none
+    old_index: str  # its new place; "" if there was none
 
 
 def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> RepairReport:
-    """Make a new index for the store at `path`, whose master key is needed where it is encrypted.
+    """Create a new index for the store at `path`. An encrypted one needs its master key.
 
-    Other processes wait while it is made. Those that have the old index open are refused at their next commit,
-    because it is no longer the index. Killed at any moment, the store has the old index or the new one, whole: the
-    marker, replaced atomically, says which (I1).
+    Other processes wait meanwhile. Those with the old index open are refused at their next commit, because it is no
+    longer the index. After a kill at any moment the store has the complete old or new index: the marker, replaced
+    atomically, says which (I1).
     """
     path = absolute(path)
     if not (path / PACKS).is_dir():
@@ -84,9 +84,9 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
 def _carry_closed(
     new: Path, store_id: str, salvaged: Salvaged, copies: Mapping[str, str], closed: Mapping[str, str]
 ) -> int:
-    """Copy keyrings and rows of namespaces under other keys to the new index; return how many checkpoints those are.
+    """Copy keyrings and old index rows of namespaces under other keys. Return how many rows.
 
-    What is in packs alone waits for a rebuild with the right key, and gc keeps it until then (I3).
+    What only packs have waits for a rebuild with the right key; gc keeps it until then (I3).
     """
     carried = 0
     if closed:
@@ -101,7 +101,7 @@ def _carry_closed(
 
 
 def _known(salvaged: Salvaged, keys: Keyrings | None) -> dict[str, Known]:
-    """What the old index still gives, by namespace."""
+    """Return what the old index still gives, by namespace."""
     namespaces = {
         "default",
         *salvaged.checkpoints,
@@ -134,7 +134,7 @@ def _opening(
 def _find_keys(
     path: Path, store_id: str, salvaged: Salvaged, master: MasterKey | None, marker: Marker | None
 ) -> Keyrings | None:
-    """The keys of an encrypted store, as far as its index or the copy beside it has them; None if it is plain."""
+    """Return an encrypted store's keys, as far as its index or their copy has them; None if it is plain."""
     copies = read_keyrings(path)
     keyrings = {
         name.removeprefix("keyring:"): text for name, text in salvaged.meta.items() if name.startswith("keyring:")
@@ -145,7 +145,7 @@ def _find_keys(
 
 
 def gather_keys(master: MasterKey | None, keyrings: Sequence[tuple[str, str, str]]) -> Keyrings:
-    """The keys in keyrings, each with the ID of its store and its namespace."""
+    """Return the keys in keyrings; each comes with the ID of its store and its namespace."""
     if master is None:
         raise Validation(
             "this store is encrypted, and no key was given", hint="give it: --key, $KEDGE_KEY or $KEDGE_KEY_FILE"
@@ -160,7 +160,7 @@ def gather_keys(master: MasterKey | None, keyrings: Sequence[tuple[str, str, str
 
 
 def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: Keyrings, actor: str) -> LocalStore:
-    """The index behind the keys of its namespace, which are put in first."""
+    """Return a store that seals under the keys of its namespace, after adding them to the index."""
     from kedge.crypto import Vault, key_id_of
     from kedge.index.encrypted import EncryptedIndex
 
@@ -175,7 +175,7 @@ def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: Keyrings, actor: str
 
 @contextmanager
 def _writers_kept_out(index: Path) -> Iterator[None]:
-    """Hold the write lock of the old index; if it cannot be locked, it cannot be committed to either."""
+    """Hold the write lock of the old index. If it cannot be locked, nobody can commit to it either."""
     db = None
     if index.is_file():
         db = sqlite3.connect(f"{index.as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=30)
@@ -197,7 +197,7 @@ def _writers_kept_out(index: Path) -> Iterator[None]:
 
 
 def _indexes(path: Path) -> dict[int, str]:
-    """Index files in the store, by their number."""
+    """Return the index files in the store by number."""
     names = {}
     for name in os.listdir(path):
         if match := _INDEX.fullmatch(name):
@@ -206,19 +206,19 @@ def _indexes(path: Path) -> dict[int, str]:
 
 
 def _first_index(path: Path) -> str:
-    """Which index a store without a readable marker has: a killed repair leaves a younger one, unfinished."""
+    """Return the index of a store without a readable marker. A killed repair leaves a newer, unfinished one."""
     names = _indexes(path)
     return names[min(names)] if names else INDEX
 
 
 def _next_index(path: Path, old: str) -> str:
-    """A name that no index here has, nor the one that is lost: what a killed repair left is not built upon."""
+    """Return a name that no index here has, nor the lost one: remains of a killed repair are not reused."""
     lost = _INDEX.fullmatch(old)
     return f"index-{max([*_indexes(path), int(lost[1] or 1) if lost else 1]) + 1}.sqlite"
 
 
 def _put_aside(path: Path, old: Path) -> Path:
-    """Keep the old index under another name. It is out of use already, so the order does not matter."""
+    """Rename the old index. It is no longer in use, so the order does not matter."""
     aside = path / f"{old.stem}.damaged-{time.time_ns()}"
     for suffix in ("", "-wal", "-shm", STATE, QUEUE):
         part = path / (old.name + suffix)

@@ -1,12 +1,12 @@
-"""A `files:` store whose journal was lost or damaged gets a new one, from all that is left.
+"""A new journal for a `files:` store whose journal was lost or damaged, made from all that is left:
 
-    the beginning of the old journal, up to where it is damaged
-    the readable files: a state that is JSON, or sealed, is whole in them, and its digest proves it
-    the packs, which tell of larger states
+    the beginning of the old journal, up to the damage
+    the readable files: a JSON or sealed state is complete in its file, and its digest proves it
+    the packs, which have records of larger states
 
-The new journal is made in a folder of its own and takes the place of the old one by a rename: killed anywhere, the
-store has the old one or the new one, whole. Nothing is thrown away: the old journal stays as `journal.damaged-…`, and
-files whose state is only outlined go to `lost-…`.
+The new journal is made in its own directory and replaces the old one by a rename: after a kill anywhere, the store has
+the complete old or new one. Nothing is deleted: the old journal stays as `journal.damaged-…`, and files whose state is
+only outlined are moved to `lost-…`.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 _MAX_FILE_BYTES = 64 << 20
 
 
-ShownRows = dict[str, dict[Path, NewCheckpoint | None]]  # by namespace and file; None: the file is no whole checkpoint
+ShownRows = dict[str, dict[Path, NewCheckpoint | None]]  # by namespace and file; None: not a complete checkpoint
 
 
 def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> RepairReport:
-    """Make a new journal for the store in `path`, whose master key is needed where it is encrypted."""
+    """Make a new journal for the store in `path`. An encrypted one needs its master key."""
     inside = path / INSIDE
     if not (inside / "packs").is_dir():
         raise NotFound(f"there is no store of files at {path}", hint="check --store or $KEDGE_STORE")
     journal = Journal(inside)
     with storage_errors("repair", path), translated(str(path)), journal.locked():
-        for left in inside.glob("rebuilt-*"):  # by one that was killed
+        for left in inside.glob("rebuilt-*"):  # left by a killed repair
             shutil.rmtree(left)
         new = inside / f"rebuilt-{time.time_ns()}"
         make_folder(new)
@@ -79,25 +79,25 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
 
 
 def _begin(journal: Journal, new: Path) -> bool:
-    """Copy the intact beginning of the old journal; return whether that is all of it."""
+    """Start with the sound beginning of the old journal. Return whether that is all of it."""
     beginning, is_complete = journal.beginning()
     if beginning:
         write_file(new / INSIDE / "journal", beginning)
     try:
         FilesIndex(new, view=view).close()
-    except Corrupted:  # whole, and yet not what an index writes
+    except Corrupted:  # complete, but not what an index writes
         (new / INSIDE / "journal").unlink()
         return False
     return is_complete
 
 
 def _read_files(path: Path) -> ShownRows:
-    """What the readable files say. One that somebody changed does not match its digest any more."""
+    """Return the rows in the readable files. One that somebody changed no longer matches its digest."""
     shown_rows: ShownRows = {}
     for file in path.glob("**/*.json"):
         parts = file.relative_to(path).parts
         if INSIDE in parts or len(parts) not in (3, 4) or (len(parts) == 4 and parts[0][:1] != "@"):
-            continue  # people may put files of their own beside ours
+            continue  # people may have their own files beside ours
         namespace = unquote(parts[0][1:]) if len(parts) == 4 else DEFAULT
         try:
             shown = json.loads(file.read_bytes()) if file.stat().st_size <= _MAX_FILE_BYTES else None
@@ -109,13 +109,13 @@ def _read_files(path: Path) -> ShownRows:
 
 
 def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
-    """The row of the index that a file shows, if the state is whole in it."""
+    """Return the index row that a file shows, if it contains the whole state."""
     if "sealed" in shown:
         manifest = base64.b64decode(shown["sealed"], validate=True)
     elif "state" in shown:
         manifest = pack_tree(codec.encode(shown["state"]).tree)
     else:
-        return None  # in packs, which tell of it
+        return None  # in packs, which have its record
     digest = digest_of(manifest)
     if digest.hex() != shown["digest"]:
         return None  # an outline
@@ -127,7 +127,7 @@ def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
 
 
 def _find_keys(inside: Path, new: Path, shown_rows: ShownRows, master: MasterKey | None) -> Keyrings | None:
-    """The keys of an encrypted store, as far as the old journal and the copy beside it have them; None if plain."""
+    """Return an encrypted store's keys, as far as the old journal or their copy has them; None if plain."""
     copies = read_keyrings(inside)
     keyrings: dict[str, tuple[str, str]] = {}
     for namespace in {DEFAULT, *copies, *shown_rows}:
@@ -141,7 +141,7 @@ def _find_keys(inside: Path, new: Path, shown_rows: ShownRows, master: MasterKey
 
 
 def _bound_to(keyring: str) -> str:
-    """The ID of the store that a keyring was sealed for; "" for a damaged one, which opens for no store."""
+    """Return the ID of the store a keyring was sealed for; "" for a damaged one, which opens for no store."""
     try:
         return str(json.loads(keyring)["bound_to"])
     except (ValueError, TypeError, KeyError):
@@ -164,7 +164,7 @@ def _opening(
 
 
 def _put_aside(path: Path, new: Path, shown_rows: ShownRows) -> tuple[int, bool]:
-    """Copy the files of lost checkpoints aside; return how many checkpoints are left, and whether any was lost."""
+    """Copy the files of lost checkpoints aside. Return how many checkpoints remain, and whether any is lost."""
     aside = path / INSIDE / new.name.replace("rebuilt", "lost")
     count, is_lost = 0, False
     for namespace in {DEFAULT, *shown_rows}:
@@ -182,7 +182,7 @@ def _put_aside(path: Path, new: Path, shown_rows: ShownRows) -> tuple[int, bool]
 
 
 def _put_in_place(inside: Path, new: Path) -> str:
-    """The moment of the change is a rename; the old journal has another name by then."""
+    """Replace the old journal by a rename, after giving it a second name."""
     old, aside = inside / "journal", inside / new.name.replace("rebuilt", "journal.damaged")
     has_old = old.exists()
     with storage_errors("put the new journal in place of", old):

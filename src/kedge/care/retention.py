@@ -1,20 +1,19 @@
-"""Which checkpoints stay. A plan is made first, shown if wanted, then executed.
+"""Which checkpoints stay. A plan is made first, shown on request, then executed.
 
-A checkpoint stays when any rule of the policy keeps it. Whatever the rules say, these stay too:
+A checkpoint stays if any rule of the policy keeps it. Whatever the rules say, these stay, too:
 
-    pinned     until somebody lets go of them
+    pinned     until they are unpinned
     newest     the newest checkpoint of each job, and the newest that is not corrupted, so never the only usable one
-    ancestors  the parents of what stays, and their parents, in other jobs too when all jobs are planned
+    ancestors  the parents of what stays, and their parents; in other jobs, too, if all jobs are planned
 
-"Last" and "newest" come from sequence numbers (I4). A mark of damage deletes nothing: whatever would stay if nothing
-were marked stays. Beside that, rules are counted once more without the corrupted ones, so that they take no sound
-checkpoint's place; and where all of a job are corrupted, all stay.
+"Last" and "newest" refer to sequence numbers (I4). A mark of damage deletes nothing: what would stay without marks
+stays. The rules are also counted without the corrupted ones, so that they take no sound checkpoint's place. If all
+checkpoints of a job are corrupted, all stay.
 
-Clocks cannot be trusted with deleting, so the time of day is never asked. Age is counted back from the job's
-newest usable checkpoint, along the sequence: readings of the clock that contradict the sequence are passed
-over, and a pause counts for at most half of `keep_within`. An idle job, a clock that jumps ahead and one that
-is set back therefore lose no history at once. Hourly to monthly rules keep the newest checkpoint, by sequence,
-of each of the last n such periods (UTC) that have any.
+Clocks cannot be trusted with deletions, so the time of day is never read. Age is counted back from the job's newest
+usable checkpoint, along the sequence. Times that contradict the sequence are skipped, and a pause counts for at most
+half of `keep_within`. So an idle job, or a clock that jumps ahead or is set back, loses no history at once. Hourly to
+monthly rules keep the newest checkpoint, by sequence, of each of the last n such periods (UTC) that have any.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ __all__ = ["Plan", "RetentionPolicy", "execute", "format_duration", "parse_durat
 class Plan:
     """What a policy keeps and deletes, by job and sequence; after `execute`, what was kept and deleted.
 
-    `frees_bytes` is what the deleted saves once added to the store. gc gives back the part of it that nothing
-    else shares.
+    `frees_bytes` is what the deleted saves once added to the store. gc frees the part of it that nothing else shares.
     """
 
     policy: RetentionPolicy
@@ -59,9 +57,9 @@ class Plan:
 
 
 def plan(index: Index, policy: RetentionPolicy, job: str | None = None) -> Plan:
-    """What `policy` would delete in one job or, with None, in all. Nothing is changed.
+    """Return what `policy` would delete in one job or, with None, in all, changing nothing.
 
-    All of it is held in memory: `review` tells the same one by one.
+    All of it is held in memory: `review` yields the same one by one.
     """
     return _plan(policy, review(index, policy, job), job)
 
@@ -74,11 +72,11 @@ def _plan(policy: RetentionPolicy, verdicts: Iterable[Verdict], job: str | None)
 
 
 def execute(index: Index, planned: Plan, *, actor: str, progress: Progress | None = None) -> Plan:
-    """Delete what was planned and answer what was really deleted.
+    """Delete what was planned and return what was really deleted.
 
-    The policy is asked again, and only what it and the plan delete goes: so what was pinned, tagged or made
-    a parent meanwhile stays, and a checkpoint saved since is never touched. Children go before their parents,
-    in small transactions: an interruption leaves no checkpoint without its ancestors.
+    The policy is applied again, and only what both it and the plan delete is deleted. So what was pinned, tagged or
+    made a parent meanwhile stays, and a checkpoint saved since is never touched. Children are deleted before their
+    parents, in small transactions: an interruption leaves no checkpoint without its ancestors.
     """
     if not planned.delete:
         return planned

@@ -1,11 +1,11 @@
-"""What a retention policy keeps and deletes, decided newest first while the history is read page by page.
+"""A policy's verdict on each checkpoint, newest first, while the history is read page by page.
 
-Whatever is above a checkpoint in its history decides about it: counts, periods and ages are seen from the newest, and
-a parent is older than its children. So nothing needs the whole history in memory, and what goes can go at once,
-children before their parents: an interruption leaves no checkpoint without its ancestors.
+Only newer checkpoints decide about a checkpoint: counts, periods and ages start at the newest, and a parent is older
+than its children. So nothing needs the whole history in memory, and deletions can happen at once, children before their
+parents: an interruption leaves no checkpoint without its ancestors.
 
-Memory grows with what rules count (periods, open links to parents), never with the history; `keep_within` holds
-thirty-two bytes for each checkpoint of a job.
+Memory grows with what rules count (periods, open links to parents), never with the history, except that `keep_within`
+holds thirty-two bytes for each checkpoint of a job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .policies import PERIODS, RetentionPolicy, format_duration, parse_duration
 from .records import needed_for
 
 _PAGE = 1000
-_BATCH = 200  # deletions per transaction: few enough that savers do not wait for them
+_BATCH = 200  # deletions per transaction: few, so that savers do not wait for them
 _ATTEMPTS = 8
 
 UNPLANNED = "saved after the plan was made"
@@ -31,19 +31,18 @@ UNPLANNED = "saved after the plan was made"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A checkpoint and every reason to keep it. Without a reason it is deleted."""
+    """A checkpoint and every reason to keep it; without a reason it is deleted."""
 
     checkpoint: Checkpoint
     reasons: tuple[str, ...]
 
 
 def review(index: Index, policy: RetentionPolicy, job: str | None = None) -> Iterator[Verdict]:
-    """Judge each checkpoint of a job, or with None of all jobs in the order of their names. Changes nothing.
+    """Yield the verdict of `policy` on each checkpoint of one job or, with None, of all by name. Changes nothing.
 
-    Jobs that Kedge itself needs (`records.py`) keep everything unless `job` names them.
-
-    The newest of a job comes first. What is saved meanwhile is not looked at, but keeps its ancestors.
-    A review of one job reads only that job (I6): it does not see that a checkpoint has children in other jobs.
+    Of all jobs, those that Kedge itself needs later lose nothing (`records.py`), unless they are named. The newest of a
+    job comes first. What is saved meanwhile gets no verdict, but keeps its ancestors. A review of one job reads only
+    that job (I6): it does not see children in other jobs.
     """
     for history in _histories(index, policy, job):
         for page in history.pages():
@@ -59,12 +58,12 @@ def carry_out(
     among: Collection[str] | None = None,
     page_rows: int = _PAGE,
 ) -> Iterator[list[Verdict]]:
-    """Like `review`, but delete in small transactions. Yields what was done in pages, of which some are empty.
+    """`review`, with deletion in small transactions. Yields pages of what was done; some are empty.
 
-    With `among`, only these IDs may go. What was pinned meanwhile stays, with its ancestors.
+    With `among`, only these IDs may be deleted. What was pinned meanwhile stays, with its ancestors.
     """
     links = _links(index, policy) if job is None else _Links()
-    last: list[Checkpoint] = []  # what goes after its children in other jobs
+    last: list[Checkpoint] = []  # to be deleted after their children in other jobs
     for history in _histories(index, policy, job, links, among, page_rows):
         for page in history.pages():
             now = [v.checkpoint for v in page if not v.reasons and v.checkpoint.id not in links.late]
@@ -83,7 +82,7 @@ def carry_out(
 
 
 def _delete(index: Index, doomed: Sequence[Checkpoint], actor: str) -> dict[str, tuple[str, ...]]:
-    """Delete these, children first, in small transactions. Return those that were spared, and why."""
+    """Delete these, children first, in small transactions. Return the spared ones with reasons."""
     spared: dict[str, tuple[str, ...]] = {}
     needed: dict[str, str] = {}  # parent → the spared descendant
     for start in range(0, len(doomed), _BATCH):
@@ -113,7 +112,7 @@ def _is_pinned(index: Index, checkpoint_id: str) -> bool:
 
 
 def _children_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The same checkpoints, every child before its parent."""
+    """Return the same checkpoints, every child before its parent."""
     by_id = {c.id: c for c in checkpoints}
     placed: dict[str, Checkpoint] = {}
     for checkpoint in checkpoints:
@@ -133,14 +132,14 @@ class _Links:
     """What the checkpoints of one job mean for those of others."""
 
     def __init__(self) -> None:
-        self.protected: dict[str, str] = {}  # ancestors of what stays in another job → that
-        self.late: set[str] = set()  # ancestors of what goes in another job: they go after it
+        self.protected: dict[str, str] = {}  # ancestors of what stays in another job → that checkpoint
+        self.late: set[str] = set()  # ancestors of what is deleted in another job: they are deleted after it
 
 
 def _links(index: Index, policy: RetentionPolicy) -> _Links:
     links = _Links()
     for history in _histories(index, policy, None, links):
-        of_going: dict[str, str] = {}  # parents not met yet
+        of_going: dict[str, str] = {}  # unvisited parents
         for page in history.pages():
             for verdict in page:
                 of_going.pop(verdict.checkpoint.id, None)
@@ -155,7 +154,7 @@ def _links(index: Index, policy: RetentionPolicy) -> _Links:
 
 
 def _line(index: Index, checkpoint_id: str | None, known: Collection[str]) -> Iterator[Checkpoint]:
-    """A checkpoint and its ancestors, up to one that is known, or was deleted."""
+    """Yield a checkpoint and its ancestors, up to one that is known or deleted."""
     while checkpoint_id is not None and checkpoint_id not in known:
         try:
             checkpoint = index.get(checkpoint_id)
@@ -190,7 +189,7 @@ def _histories(
 
 
 class _History:
-    """The checkpoints of a job, newest first, and what is to become of each."""
+    """The checkpoints of a job, newest first, and the verdict on each."""
 
     def __init__(
         self,
@@ -202,8 +201,9 @@ class _History:
         page_rows: int,
         needed: str = "",
     ) -> None:
-        """`protected`: what other jobs need; None if they are not looked at, then links through them are followed.
+        """Prepare a review.
 
+        `protected`: what other jobs need; None if they are not reviewed, so that links through them are followed.
         `needed`: what Kedge itself needs this job for; then all of it stays.
         """
         self._index = index
@@ -214,12 +214,12 @@ class _History:
         self._page_rows = page_rows
         self._needed = needed
         self._top = 0  # the newest sequence number whose parent is known
-        self._wanted: dict[str, str] = {}  # parent not met yet → the descendant that keeps it
-        self._followed: set[str] = set()  # of these: those known to be here
+        self._wanted: dict[str, str] = {}  # unvisited parent → the descendant that keeps it
+        self._followed: set[str] = set()  # those of them known to be in this job
         self._elsewhere: set[str] = set()
 
     def open_links(self) -> Mapping[str, str]:
-        """Parents of what stays that were not met: in other jobs, or deleted before."""
+        """Return unvisited parents of what stays: in other jobs, or deleted before."""
         return self._wanted
 
     def keep_ancestors_of(self, checkpoint: Checkpoint, descendant: str = "") -> None:
@@ -227,7 +227,7 @@ class _History:
             self._wanted.setdefault(checkpoint.parent, descendant or checkpoint.id)
 
     def pages(self) -> Iterator[list[Verdict]]:
-        """Verdicts, newest first; pages that only measure ages are empty."""
+        """Yield verdicts, newest first; pages that only measure ages are empty."""
         young_from = young_usable_from = 0
         if self._policy.keep_within is not None and not self._needed:
             within_s = parse_duration(self._policy.keep_within).total_seconds()
@@ -248,7 +248,7 @@ class _History:
             yield [self._judge(rules, checkpoint) for checkpoint in page]
 
     def _read(self) -> Iterator[list[Checkpoint]]:
-        """Pages of their own transactions, so that none lasts long."""
+        """Yield pages from separate transactions, so that none lasts long."""
         before: int | None = None
         while page := self._index.list(self._job, Selection(limit=self._page_rows, before=before)):
             self._top = max(self._top, page[-1].seq)
@@ -256,7 +256,7 @@ class _History:
             yield page[::-1]
 
     def _look_above(self) -> None:
-        """What was saved since keeps its ancestors; it is judged another time."""
+        """Keep the ancestors of what was saved since; the next review judges it."""
         for newer in pages(self._index.list, self._job, self._page_rows, Selection(after=self._top)):
             for checkpoint in newer:
                 self.keep_ancestors_of(checkpoint)
@@ -280,7 +280,7 @@ class _History:
         return Verdict(checkpoint, tuple(reasons))
 
     def _is_needed(self, checkpoint: Checkpoint) -> str | None:
-        """The descendant, in other jobs or through them, that keeps a checkpoint no rule keeps."""
+        """Return the descendant, in other jobs or through them, that keeps a checkpoint no rule keeps."""
         if self._protected is not None:
             return self._protected.get(checkpoint.id)
         for parent, descendant in list(self._wanted.items()):
@@ -289,7 +289,7 @@ class _History:
         return self._wanted.pop(checkpoint.id, None)
 
     def _follow(self, parent: str, descendant: str) -> None:
-        """Where a link to a parent leads: to this job, now or through others, or nowhere."""
+        """Follow a link to a parent: into this job, directly or through others, or nowhere."""
         del self._wanted[parent]
         for ancestor in _line(self._index, parent, self._elsewhere):
             if ancestor.job == self._job:
@@ -300,10 +300,10 @@ class _History:
 
 
 class _Rules:
-    """The rules of a policy, asked about the checkpoints of a job one by one, newest first.
+    """The rules of a policy, applied to a job's checkpoints one by one, newest first.
 
-    They are counted twice: among the usable, so that no damaged one takes a sound one's place, and among all, so that
-    a mark of damage, which may be wrong, deletes nothing that would stay without it.
+    They are counted twice. Among the usable ones, so that no damaged one takes a sound one's place. And among all, so
+    that a mark of damage, which may be wrong, deletes nothing that would stay without it.
     """
 
     def __init__(self, policy: RetentionPolicy, has_usable: bool, usable: _Counts, every: _Counts) -> None:
@@ -324,13 +324,13 @@ class _Rules:
 
 
 class _Counts:
-    """The rules that count checkpoints, periods or time, for those that are given to it, newest first."""
+    """The rules that count checkpoints, periods or time, applied newest first."""
 
     def __init__(self, policy: RetentionPolicy, young_from: int) -> None:
-        """`young_from`: the sequence number from which on `keep_within` keeps."""
+        """Start counting. `keep_within` keeps sequence numbers from `young_from`."""
         self._policy = policy
         self._young_from = young_from
-        self._count = 0  # how many came so far
+        self._count = 0  # checkpoints so far
         self._of_level: dict[CheckpointLevel, int] = {}
         self._periods: dict[str, set[Hashable]] = {name: set() for name in PERIODS}
 
@@ -367,13 +367,13 @@ def _has_tag(checkpoint: Checkpoint, wanted: str) -> bool:
 class _Ages:
     """Ages in seconds, newest first, by the longest series of times so far that agrees with the sequence.
 
-    What is not in that series has a wrong clock, and the age of its newer neighbour in it. An age depends on newer
-    checkpoints only, so that deleting older ones changes nothing. A pause counts for at most half of `within_s`.
+    A checkpoint outside that series has a wrong clock, and the age of its newer neighbour in it. An age depends only on
+    newer checkpoints, so that deleting older ones changes nothing. A pause counts for at most half of `within_s`.
     """
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
-        self.young_from = 0  # the oldest sequence number that is within; what is above it stays as well
+        self.young_from = 0  # the oldest sequence number within the limit; all above it stay, too
         # For each length of a series: minus the latest time at which one can start, and the age of that start.
         self._starts = array("d")
         self._start_ages = array("d")
@@ -382,7 +382,7 @@ class _Ages:
     def add(self, checkpoint: Checkpoint) -> None:
         time_s = checkpoint.created_at.timestamp()
         starts, ages = self._starts, self._start_ages
-        length = bisect_right(starts, -time_s)  # of the longest series this one can go before
+        length = bisect_right(starts, -time_s)  # of the longest series this one can precede
         own = ages[length - 1] + min(-starts[length - 1] - time_s, self._within_s / 2) if length else 0.0
         starts[length : length + 1] = array("d", [-time_s])
         ages[length : length + 1] = array("d", [own])

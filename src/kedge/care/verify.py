@@ -1,12 +1,12 @@
-"""Checking a store: that everything named exists and, deep, that every byte is what was saved.
+"""Checking a store: that everything referenced exists and, with deep, that every byte is what was saved.
 
-A check runs for long, beside savers, deletions, gc and changes of keys, and its word is believed: loading passes over
-what it condemns. So it keeps to two rules.
+A check runs long, beside savers, deletions, gc and changes of keys, and loading skips what it condemns. So it follows
+two rules.
 
-    Damage is bytes that were read and do not match, or that the place itself says it does not have. Whatever else goes
-    wrong ends the check with an error that names what could not be looked at, and marks nothing.
-    A mark is compared, in its transaction, with what was seen (`Index.mark`, `Index.mark_damaged`). What is different
-    by then is looked at again.
+    Damage is bytes that were read and do not match, or that the storage itself reports as missing. Any other error
+    ends the check, names what could not be read, and marks nothing.
+    A mark is compared with what was read, in its transaction (`Index.mark`, `Index.mark_damaged`). What differs by
+    then is read again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from kedge.store.local import LocalStore
 
 from . import Progress
 
-Row = tuple[int | None, Checkpoint, bytes]  # its number, where the index was walked; the manifest
+Row = tuple[int | None, Checkpoint, bytes]  # its number if the index was walked; the manifest
 
 _MARK_AT_ONCE = 500
-_AT_ONCE = 16  # chunks being read
-_PAGE = 1000  # checkpoints listed at once
-_MAX_LOOKS = 8  # at a checkpoint that is different each time
+_AT_ONCE = 16  # concurrent chunk reads
+_PAGE = 1000  # checkpoints per list
+_MAX_LOOKS = 8  # for a checkpoint that differs each time
 _PUT_BACK = "put the file back from a copy of the store, or save the same state again"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: with what, how, and what to do about it."""
+    """One problem: its subject, what is wrong, and what to do about it."""
 
     subject: str
     what: str
@@ -59,11 +59,11 @@ class VerifyReport:
 def verify(
     store: LocalStore, *, job: str | None, deep: bool, actor: str, progress: Progress | None = None
 ) -> VerifyReport:
-    """Check one job, or everything. Checkpoints found damaged are marked so, and verified ones as valid.
+    """Check one job, or everything. Marks damaged checkpoints as corrupted, verified ones as valid.
 
-    Quick: manifests match their digests, every chunk they name is in the index, and its pack is long enough.
-    Deep: every chunk is read and proved against its digest too. `progress(done, total)` counts stored bytes.
-    What cannot be looked at is StorageError, and nothing is marked because of it.
+    Quick: manifests match their digests, every chunk they name is in the index, and its pack is long enough. Deep:
+    every chunk is also read and compared with its digest. `progress(done, total)` counts stored bytes. Raises
+    StorageError for what cannot be read, and marks nothing because of it.
     """
     check = _Check(store, deep=deep, actor=actor)
     problems = [Problem("index", text, "run kedge check --repair") for text in store.index.integrity_problems()]
@@ -81,11 +81,11 @@ def verify(
 
 
 def condemn(store: LocalStore, checkpoint_id: str, *, actor: str) -> Checkpoint:
-    """Read all of a checkpoint; if it is damaged, mark it, and its damaged chunks: no later save rests on them."""
+    """Read a whole checkpoint; if it is damaged, mark it and its damaged chunks, so that no save reuses them."""
     check = _Check(store, deep=True, actor=actor, is_vouching=False)
     try:
         check.judge((None, *store.index.read(checkpoint_id)))
-    except Corrupted:  # a row that does not open: only a walk shows it
+    except Corrupted:  # a row that does not decrypt: only a walk returns it
         for row in store.index.manifests(with_chunks=False):
             if row[1].id == checkpoint_id:
                 check.judge(row)
@@ -95,7 +95,7 @@ def condemn(store: LocalStore, checkpoint_id: str, *, actor: str) -> Checkpoint:
 
 
 class _Check:
-    """One check: its findings, and the marks it has not written yet."""
+    """One check: what it has found, and the marks it has yet to write."""
 
     def __init__(self, store: LocalStore, *, deep: bool, actor: str, is_vouching: bool = True) -> None:
         self.problems: list[Problem] = []
@@ -105,18 +105,18 @@ class _Check:
         self._deep = deep
         self._actor = actor
         self._is_vouching = deep and is_vouching
-        self._bad: dict[bytes, Chunk] = {}  # rows whose bytes are wrong or gone
-        self._ends: dict[str, int] = {}  # packs that were looked at, up to where
+        self._bad: dict[bytes, Chunk] = {}  # chunks whose bytes are wrong or gone
+        self._ends: dict[str, int] = {}  # how far each pack was checked
         self._sound: list[Seen] = []
         self._doubtful: list[tuple[int | None, str, Seen]] = []
 
     # Packs
 
     def look_at_packs(self, wanted: set[bytes] | None, progress: Progress | None) -> None:
-        """Look at the chunks in packs, all of them or those named by `wanted`, one pack after the other."""
+        """Check the chunks in packs, all of them or those in `wanted`, pack by pack."""
         uses = list(self._store.index.packs())
         with _looking_at("the packs"):
-            sizes = dict(self._store.blobs.packs())  # after the rows: a row names bytes that are there already (I1)
+            sizes = dict(self._store.blobs.packs())  # after the rows: the bytes of a row exist already (I1)
         total = sum(use.live_bytes for use in uses)
         done = 0
         for use in uses:
@@ -133,7 +133,7 @@ class _Check:
                 progress(done, total)
 
     def _look_at_pack(self, pack: str, rows: Sequence[Chunk], size: int | None) -> None:
-        """`size`: as it was listed, or None. A pack may be new, may have grown, and may be gone since."""
+        """Check the chunks of one pack. `size` is as listed, or None: it may have grown or been removed since."""
         damaged: dict[bytes, tuple[Chunk, str]] = {}
         if size is None and self._probe(rows[-1], rows[-1].offset) == "is missing":
             damaged = {chunk.digest: (chunk, "is missing") for chunk in rows}
@@ -147,13 +147,13 @@ class _Check:
         standing = self._condemn([chunk for chunk, _ in damaged.values()])
         for what in dict.fromkeys(damaged[digest][1] for digest in standing):
             self.problems.append(Problem(f"pack {pack}", what, _PUT_BACK))
-        if self._deep:  # a pack that was put back
+        if self._deep:  # a pack that was restored
             healed = [c for c in rows if c.is_damaged and c.digest not in damaged]
             self._mark_damaged(healed, False)
         self._ends[pack] = rows[-1].offset + 1
 
     def _mark(self, seen: Sequence[Seen], status: CheckpointStatus) -> Sequence[str]:
-        """Mark checkpoints that are still as they were seen; return their IDs. A read-only store is only reported."""
+        """Write marks; return what is still as seen. If nothing can be written, only the report tells."""
         try:
             return self._store.index.mark(seen, status, actor=self._actor)
         except ReadOnly:
@@ -166,14 +166,14 @@ class _Check:
             return [chunk.digest for chunk in chunks]
 
     def _condemn(self, damaged: Sequence[Chunk]) -> list[bytes]:
-        """Mark damaged chunks; return the digests of those that are still as they were seen."""
+        """Mark chunks that were seen damaged; return those still as seen."""
         standing = self._mark_damaged(damaged, True)
         still = set(standing)
         self._bad.update((chunk.digest, chunk) for chunk in damaged if chunk.digest in still)
         return standing
 
     def _probe(self, chunk: Chunk, offset: int) -> str:
-        """What is wrong with a pack at one byte; "" if nothing."""
+        """Return what is wrong with a pack at one byte; "" if nothing."""
         with _looking_at(f"pack {chunk.pack}"):
             try:
                 self._store.blobs.read_into(chunk.pack, offset, memoryview(bytearray(1)))
@@ -184,7 +184,7 @@ class _Check:
         return ""
 
     def _read_all(self, rows: Sequence[Chunk]) -> Iterator[tuple[Chunk, str]]:
-        """Read chunks in parallel; yield each with what is wrong with it, or ""."""
+        """Read chunks in parallel; yield each with "" or its problem."""
         waiting: list[tuple[Chunk, Future[str]]] = []
         try:
             for chunk in rows:
@@ -203,7 +203,7 @@ class _Check:
     # Checkpoints
 
     def judge(self, row: Row) -> None:
-        """Check a checkpoint. `mark` writes down the results of several at once."""
+        """Check a checkpoint. `mark` writes the verdict later, together with others."""
         number, checkpoint, packed = row
         damage = self._damage(checkpoint, packed)
         if damage is not None:
@@ -214,7 +214,7 @@ class _Check:
             self.mark()
 
     def mark(self) -> None:
-        """Mark the checkpoints judged so far; judge those that changed meanwhile again."""
+        """Write the verdicts on checkpoints, and check again those that have changed since."""
         for _ in range(_MAX_LOOKS):
             sound, doubtful, self._sound, self._doubtful = self._sound, self._doubtful, [], []
             self._mark(sound, CheckpointStatus.VALID)
@@ -236,7 +236,7 @@ class _Check:
         self.corrupted.append(checkpoint.id)
 
     def _again(self, number: int | None, checkpoint_id: str) -> Row | None:
-        """The same checkpoint as it is now; None if it was deleted."""
+        """Return the same checkpoint as it is now; None if it was deleted."""
         if number is None:
             try:
                 return None, *self._store.index.read(checkpoint_id)
@@ -246,7 +246,7 @@ class _Check:
         return row if row is not None and row[1].id == checkpoint_id else None
 
     def _damage(self, checkpoint: Checkpoint, packed: bytes) -> tuple[str, Seen] | None:
-        """Why a checkpoint cannot be loaded, and what was seen of that; None if it can."""
+        """Return why a checkpoint cannot be loaded, and what was seen of that; None if it can be."""
         if packed == UNREADABLE:
             why = "it does not decrypt: it was changed, put here from elsewhere, or not encrypted at all"
             return why, Seen(checkpoint)
@@ -264,15 +264,15 @@ class _Check:
         raise _restless(checkpoint)
 
     def _damaged_table(self, checkpoint: Checkpoint, error: Corrupted) -> Seen | None:
-        """Where the names of chunks are in chunks themselves: the one that keeps us from reading them, if it does."""
+        """Return what was seen of a damaged chunk that contains names of chunks; None if it is sound by now."""
         if not error.chunk:
-            return Seen(checkpoint)  # its bytes are what was saved, and no names
+            return Seen(checkpoint)  # its bytes are what was saved, but they are not names
         place = self._store.reader.find([error.chunk]).get(error.chunk)
         if place is None:
             key = self._store.key
             return Seen(checkpoint, missing=[error.chunk if key is None else key.chunk_id(error.chunk)])
         if not _prove(self._store, place):
-            return None  # healed since
+            return None  # healed meanwhile
         self._condemn([place])
         return Seen(checkpoint, chunks=[place])
 
@@ -309,7 +309,7 @@ def _place(chunk: Chunk) -> tuple[object, ...]:
 
 
 def _prove(store: LocalStore, chunk: Chunk) -> str:
-    """What is wrong with a chunk; "" if nothing. Read twice before it is called wrong: it may be spoilt on its way."""
+    """Return what is wrong with a chunk; "" if nothing. Read twice, because it may be corrupted in transit."""
     where = f"pack {chunk.pack}" if chunk.pack else f"chunk {chunk.digest.hex()[:16]}… in the index"
     with _looking_at(where):
         for is_last in (False, True):
@@ -325,7 +325,7 @@ def _prove(store: LocalStore, chunk: Chunk) -> str:
 
 @contextmanager
 def _looking_at(subject: str) -> Iterator[None]:
-    """Whatever else goes wrong inside says nothing about `subject`, and ends the check."""
+    """Raise StorageError for any other error inside: it says nothing about `subject`, and ends the check."""
     try:
         yield
     except (Corrupted, NotFound):
@@ -335,7 +335,7 @@ def _looking_at(subject: str) -> Iterator[None]:
 
 
 def _rows(store: LocalStore, job: str | None) -> Iterable[Row]:
-    if job is None or store.vault is not None:  # rows that do not open are told by `manifests` alone
+    if job is None or store.vault is not None:  # only `manifests` returns rows that do not decrypt
         for row in store.index.manifests(with_chunks=False):
             if job is None or row[1].job == job:
                 yield row
@@ -352,17 +352,17 @@ def _digests_of(store: LocalStore, job: str) -> set[bytes]:
     digests: set[bytes] = set()
     for _, checkpoint, packed in _rows(store, job):
         if packed == UNREADABLE:
-            continue  # named with its checkpoint below
+            continue  # reported with its checkpoint below
         try:
             with _looking_at(f"checkpoint {checkpoint.id} of job {job}"):
                 digests.update(store.references(packed))
         except Corrupted:
-            continue  # named with its checkpoint below
+            continue  # reported with its checkpoint below
     return digests
 
 
 def stats(store: LocalStore, job: str | None = None) -> Mapping[str, int]:
-    """Numbers of a job, or of the store: what was saved, what it takes, what gc could give back at most."""
+    """Return numbers of a job, or of the store: what was saved, what it takes, the most gc could free."""
     if job is not None:
         record = store.index.job(job)
         if record is None:
