@@ -2,9 +2,9 @@
 
     state ── encode ──▶ tree (bytes) + buffers ── chunks, packs, index … ──▶ tree + fetch(n) ── decode ──▶ state
 
-What is loaded equals what was saved, in type and in value; what could not come back so is refused when it is
-saved, with its path (I2). Loading builds only the types below and those the application registered under a
-name or allowed (`by_name`), from data; it imports nothing and runs nothing the application did not register (I7).
+What is loaded equals what was saved, in type and in value. What could not be restored exactly is refused when it is
+saved, with its path (I2). Loading builds only the types below and those the application registered under a name or
+allowed (`by_name`), from data. It imports nothing and runs nothing the application did not register (I7).
 
 None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are msgpack's own. The rest is Ext:
 
@@ -100,20 +100,19 @@ def decode(
     into: object | None = None,
     device: DeviceTargets | None = None,
 ) -> object:
-    """The state, or the part of it that `only` asks for.
+    """Return the state, or the part of it that `only` selects.
 
-    `fetch(n)` answers exactly the bytes of buffer n. Arrays are built on that memory, and are read-only where it
-    is. `only`: glob patterns over '/'-joined paths ("model/layer3/*"). Dictionaries keep the branches with a
-    match; any other container is whole or absent; nothing else is fetched. Of a state of more than PART_DEPTH levels,
-    what is below half of that is fetched in any case, and patterns do not reach it. A pattern without a match is
-    NotFound.
-    `into`: a state of the same form, or of some of its dictionary keys; its arrays and tensors are filled and
-    appear in the result themselves (Validation where one does not fit). If `fetch` answers their own memory, as
-    `buffer_targets` lists it, nothing is copied.
-    `device`: tensors are made there, on memory that is yet to be filled: see its `targets` afterwards.
+    `fetch(n)` must return exactly the bytes of buffer n. Arrays are built on that memory, and are read-only if it is.
+    `only`: glob patterns over '/'-joined paths ("model/layer3/*"). Dictionaries keep the branches with a match; any
+    other container is whole or absent; nothing else is fetched. In a state of more than PART_DEPTH levels, everything
+    below half of that is fetched anyway, and patterns do not reach it. Raises NotFound for a pattern without a match.
+    `into`: a state of the same form, or with some of its dictionary keys. Its arrays and tensors are filled and become
+    part of the result. Raises Validation if one does not fit. Nothing is copied if `fetch` returns their own memory,
+    as listed by `buffer_targets`.
+    `device`: tensors are created there, on memory that is yet to be filled: see its `targets` afterwards.
 
-    Raises Corrupted for a tree that nothing could have encoded, UnsupportedType for types that are not
-    registered here or need a library that is missing, and what `fetch` raises.
+    Raises Corrupted for a tree that nothing could have encoded, UnsupportedType for types that are not registered or
+    need a missing library, and what `fetch` raises.
     """
     if only is None and into is None:
         return load(tree, fetch, device=device)
@@ -127,7 +126,7 @@ def decode(
 
 
 def parse_device(device: object) -> str:
-    """The name of a device that tensors can be loaded onto; Validation for any other, or without torch."""
+    """Return the name of a device for tensors. Raises Validation for any other text, or without torch."""
     try:
         from .torch_memory import parse_device
     except ImportError as error:
@@ -136,17 +135,16 @@ def parse_device(device: object) -> str:
 
 
 def outline(tree: Buffer) -> object:
-    """The state with a BufferSummary for each array and long byte string, a TypeSummary for each registered value.
+    """Return the state with a BufferSummary for each array and long byte string.
 
-    Of a state of more than PART_DEPTH levels, what is below half of that is a TypeSummary as well.
-
-    Fetches nothing, constructs nothing but builtin types, needs no library and no registration.
+    Each registered value is a TypeSummary. In a state of more than PART_DEPTH levels, everything below half of that is
+    a TypeSummary, too. Fetches nothing, constructs only builtin types, needs no library and no registration.
     """
     return load(tree, None)
 
 
 def buffer_targets(tree: Buffer, into: object) -> dict[int, memoryview | DeviceMemory]:
-    """Buffer number → the memory in `into` it belongs to; Validation naming the path where a target does not fit."""
+    """Return each buffer's memory in `into`, by number. Raises Validation naming the path of a misfit."""
     targets: dict[int, memoryview | DeviceMemory] = {}
     load(tree, None, lambda raw, unpacker: Placement(unpacker, targets).lift(raw, into, 0))
     return targets

@@ -56,7 +56,7 @@ def _load(payload: bytes, ctx: DecodeContext) -> Any:
             table = reader.read_next_batch()
         else:
             raise ValueError(f"{cls!r} is not a class of pyarrow")
-    table.validate(full=True)  # Arrow trusts offsets it reads; nobody may use them unchecked
+    table.validate(full=True)  # Arrow trusts offsets it reads; never use them unchecked
     if (table.num_rows, table.num_columns) != shape_of(about["shape"]):
         raise ValueError("it has another shape")
     return table

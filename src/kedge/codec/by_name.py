@@ -1,11 +1,11 @@
-"""Classes that nobody has registered: saved as `module:qualname`, version 0, rebuilt only where that is allowed (I7).
+"""Unregistered classes: saved as `module:qualname`, version 0, and rebuilt only if that is allowed (I7).
 
-Loading looks a class up among the modules that the program has imported, by their dictionaries, and imports nothing.
-Allowed are the packages given to `allow`, with `allow_own_modules` what the program has not installed, and what this
-process has saved itself. Constructors and validators do not run. A value that is not rebuilt is an `Unrestored`, which
-says what it was and is saved again as that.
+Loading looks a class up in the modules that the program has imported, by their dictionaries, and imports nothing.
+Allowed are the packages given to `allow`, with `allow_own_modules` everything the program has not installed, and the
+classes this process has saved itself. Constructors and validators do not run. A value that is not rebuilt is loaded as
+an `Unrestored`, which says what it was and is saved again as that.
 
-Only who asks for it saves so (`encode(…, by_name=True)`): elsewhere a class is registered, or refused.
+Only `encode(…, by_name=True)` saves so: elsewhere a class is registered, or refused.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .refusals import has_fields, is_attrs, is_older_pydantic, is_pydantic, is_s
 VERSION = 0
 _IMMUTABLE: tuple[type, ...] = (str, bytes, int, float, tuple, frozenset)
 _BUILTINS: tuple[type, ...] = (*_IMMUTABLE, list, dict, set)
-_SPECIAL = (OrderedDict, defaultdict, Counter)  # have content of their own beside that of a dict
-_FRESH = (list, dict, set)  # default factories that are no code of the application
-_PLAIN = (type(None), bool, int, float, str, bytes)  # defaults that objects may share
+_SPECIAL = (OrderedDict, defaultdict, Counter)  # have further content beside that of a dict
+_FRESH = (list, dict, set)  # default factories that are not code of the application
+_PLAIN = (type(None), bool, int, float, str, bytes)  # default values that objects may share
 
 _allowed: set[str] = set()
 _are_own_allowed = False
@@ -43,14 +43,14 @@ _saved: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unrestored:
-    """A value whose class is not allowed here, is not there, or has changed: what it was, and its content as data."""
+    """A value whose class is not allowed, missing, or changed: what it was, and its content as data."""
 
     name: str  # module:qualname
     content: Any  # its fields, or its one value
     more: object = None
     is_value: bool = False
 
-    def __hash__(self) -> int:  # it may stand where an Enum member was a key
+    def __hash__(self) -> int:  # it may replace an Enum member that was a key
         return hash(self.name)
 
     def __getattr__(self, attribute: str) -> Any:
@@ -58,7 +58,7 @@ class Unrestored:
 
 
 def allow(*names: str) -> None:
-    """Let classes of these packages, modules or single classes (`module:qualname`) be rebuilt in this process."""
+    """Allow classes of these packages, modules, or names (`module:qualname`) to be rebuilt in this process."""
     for name in names:
         if not isinstance(name, str) or not name:
             raise Validation(f"allow: {name!r} names no package", hint='use its name: "myapp", or "myapp.state:Plan"')
@@ -66,7 +66,7 @@ def allow(*names: str) -> None:
 
 
 def allow_own_modules() -> None:
-    """Let classes of the program's own modules be rebuilt: of all that is neither installed nor Python's."""
+    """Allow classes of the program's own modules to be rebuilt: of all that is neither installed nor Python's."""
     global _are_own_allowed
     _are_own_allowed = True
 
@@ -75,7 +75,7 @@ def allow_own_modules() -> None:
 
 
 def form_by_name(cls: type) -> tuple[str, Form] | None:
-    """The name and form under which objects of this class are saved; None for what could not come back exactly."""
+    """Return the name and form for objects of this class; None if they could not be restored exactly."""
     form = _form(cls)
     if form is None or not isinstance(cls.__module__, str):
         return None
@@ -96,7 +96,7 @@ def _form(cls: type) -> Form | None:
         if issubclass(cls, Flag) and any(
             "_missing_" in vars(base) for base in cls.__mro__ if base.__module__ != "enum"
         ):
-            return None  # code of the application, which looking a member up would run
+            return None  # code of the application, which a member's look-up would run
         try:
             return form_of(cls)
         except Validation:
@@ -129,7 +129,7 @@ def _can_save(value: object) -> bool:
 
 def _take_view(view: memoryview) -> object:
     content = [view.tobytes(), view.format, list(view.shape or ()), view.readonly]
-    _restore_view(content, None, False)  # not every format can be made of bytes
+    _restore_view(content, None, False)  # not every format can be created from bytes
     return content
 
 
@@ -148,19 +148,19 @@ def _take_builtin(base: type, value: Any) -> object:
 
 
 def restore(name: str, content: Any, more: Any, *, is_value: bool) -> object:
-    """The object, or an Unrestored with a warning."""
+    """Return the object, or an Unrestored with a warning."""
     cls = _find(name)
     form = None if cls is None else _form(cls)
     if cls is not None and form is not None and isinstance(form, ByValue) is is_value:
         if (is_pydantic(cls) or is_older_pydantic(cls)) and not isinstance(more, Mapping):
-            form = None  # validators would run
+            form = None  # its validators would run
         try:
             if form is not None:
                 return form.restore(content if is_value else _with_defaults(cls, content), more, False)
         except (MemoryError, RecursionError):
             raise
-        except Exception:  # noqa: BLE001 - whatever does not fit: the class has changed, or the state is hostile
-            pass  # nosec B110 # told below
+        except Exception:  # noqa: BLE001 - anything that does not fit: the class has changed, or the state is hostile
+            pass  # nosec B110 # reported below
     warnings.warn(_explain(name), stacklevel=2)
     return Unrestored(name, content, more, is_value)
 
@@ -174,7 +174,7 @@ def _explain(name: str) -> str:
 
 
 def _find(name: str) -> type | None:
-    """The class of a name, where it may be used; runs no code."""
+    """Return the class with this name if it may be used; runs no code."""
     if (saved := _saved.get(name)) is not None:
         return saved
     module_name, _, qualname = name.partition(":")
@@ -201,7 +201,7 @@ def _is_allowed(name: str, module_name: str, module: types.ModuleType) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_own(file: object) -> bool:
-    """Whether a module's file is neither installed nor Python's."""
+    """Return whether a module's file is neither installed nor Python's."""
     if not isinstance(file, str):
         return False
     path = os.path.realpath(file)
@@ -212,8 +212,10 @@ def _is_own(file: object) -> bool:
 
 
 def _with_defaults(cls: Any, fields: Fields) -> Fields:
-    """The fields, and those the class has got since, where their defaults are plain. ValueError where a default would
-    be made by code."""
+    """Return the fields, with plain defaults for those the class has got since.
+
+    Raises ValueError if code would make a default.
+    """
     added: Fields = {}
     for name, (default, factory) in _declared(cls).items():
         if name in fields:
@@ -228,7 +230,7 @@ def _with_defaults(cls: Any, fields: Fields) -> Fields:
 
 
 def _declared(cls: Any) -> Mapping[str, tuple[object, object]]:
-    """The fields of a class, each with its default, and the function that makes one or None."""
+    """Return the fields of a class, each with its default and its default factory or None."""
     if is_pydantic(cls):
         return {name: (field.default, field.default_factory) for name, field in cls.model_fields.items()}
     if is_older_pydantic(cls):

@@ -1,7 +1,7 @@
-"""Loading: from a tree and a way to fetch its buffers back to the state, or to its outline.
+"""Loading: from a tree, and a function that returns its buffers, to the state or its outline.
 
-ormsgpack reads the tree with each Ext left closed, as a tuple (tag, payload): nothing native nests, so that a
-hostile tree meets explicit limits and not the end of the stack. The walk over the result opens them one by one.
+ormsgpack reads the tree with each Ext left closed, as a tuple (tag, payload). So nothing native nests: a hostile tree
+meets explicit limits instead of the end of the stack. The walk over the result opens the Exts one by one.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _END_VALUE = int.from_bytes(_END[1:], "big")
 
 
 class Foreign(Exception):
-    """An error that is not ours to judge (the disk's, the application's) on its way through the decoders."""
+    """An error of the disk or the application, passed unchanged through the decoders."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
 
 
-# What a decoder may raise for other reasons than a wrong payload; warnings, where they are made errors.
+# Exceptions of a decoder that do not mean a wrong payload. Warnings may be turned into errors.
 _NOT_ITS_FAULT = (Problem, Foreign, MemoryError, RecursionError, Warning)
 
 
 def read(data: Buffer) -> Raw:
-    """One msgpack value, all of `data`, with every Ext closed."""
-    # ormsgpack ignores what follows a value. Read as an array of two, the second one must be our mark.
+    """Read one msgpack value, which must be all of `data`, with every Ext closed."""
+    # ormsgpack ignores what follows a value. So read an array of two, whose second item must be our mark.
     try:
         value, end = ormsgpack.unpackb(b"".join((b"\x92", data, _END)), ext_hook=lambda tag, payload: (tag, payload))
     except ValueError as error:
@@ -70,9 +70,9 @@ def read(data: Buffer) -> Raw:
 
 
 def _raise_interrupt(data: Buffer, error: ValueError) -> None:
-    """Where a signal handler raised inside our hook, ormsgpack says that the hook failed, and not what was raised.
+    """Raise KeyboardInterrupt if a signal handler interrupted our hook: ormsgpack reports only that the hook failed.
 
-    That is no damage: read again where there are no signals, it is a value. Ctrl-C is the likeliest by far.
+    That is not damage: read again without signals, the data is a value. Ctrl-C is by far the likeliest.
     """
     if not shelter.is_exposed():
         return
@@ -84,16 +84,16 @@ def _raise_interrupt(data: Buffer, error: ValueError) -> None:
 
 
 class Unpacker:
-    """One decoding under way (a DecodeContext)."""
+    """One decoding in progress (a DecodeContext)."""
 
     def __init__(self, fetch: Fetch | None, device: DeviceTargets | None = None) -> None:
-        """Without `fetch` this makes outlines: summaries in place of buffers and registered types."""
+        """Prepare a decoding; without `fetch`, of an outline: summaries replace buffers and registered types."""
         self._fetch = fetch
         self.device = device
         self.shared: dict[int, Any] = {}
         self._depth = 0
         self._limit = PART_DEPTH
-        self.parts: object = None  # of a deep state, those that wait to be put in their places
+        self.parts: object = None  # of a deep state, those that nothing has taken yet
 
     @property
     def is_in_leaf(self) -> bool:
@@ -148,7 +148,7 @@ class Unpacker:
     # --- the walk ---
 
     def lift(self, raw: Raw, depth: int) -> Any:
-        """The value of `raw`, whose containers are changed in place."""
+        """Return the value of `raw`, changing its containers in place."""
         kind = type(raw)
         if kind is dict:
             return self._lift_dict(raw, depth)
@@ -210,7 +210,7 @@ class Unpacker:
         return self.lift(raw, depth + 1)
 
     def open(self, raw: tuple[int, Any], depth: int) -> tuple[list[Raw], list[Raw]]:
-        """The head and the children, or flat pairs, of a structure, all raw."""
+        """Return the head and the children, or flat pairs, of a structure, all raw."""
         tag, payload = raw
         shape, head = layouts[tag]
         if depth >= self._limit:
@@ -224,7 +224,7 @@ class Unpacker:
         return values[:head], children
 
     def build(self, tag: int, raw_head: Sequence[Raw], children: list[Any], depth: int) -> object:
-        """The value of a structure whose children, or pairs, are lifted."""
+        """Return the value of a structure whose children, or pairs, are lifted."""
         head = [value if type(value) in _SCALARS else self.lift(value, depth + 1) for value in raw_head]
         outline = structure_outlines.get(tag) if self._fetch is None else None
         kind = by_tag.get(tag) or kind_for(tag) if outline is None else None
@@ -241,7 +241,7 @@ class Unpacker:
     def _lift_leaf(self, raw: tuple[int, bytes], depth: int) -> Any:
         tag, payload = raw
         if tag >= FIRST_FREE_TAG:
-            kind_for(tag)  # Kedge's own kinds bring their outline with them
+            kind_for(tag)  # Kedge's own kinds bring their outline
         decode = leaf_outlines.get(tag) if self._fetch is None else None
         if decode is None:
             kind = by_tag.get(tag) or kind_for(tag)
@@ -250,7 +250,7 @@ class Unpacker:
         return self.call(tag, decode, payload, depth)
 
     def call(self, tag: int, decode: Any, payload: bytes, depth: int, *more: object) -> Any:
-        """Run a leaf's function; what goes wrong in it is the payload's fault."""
+        """Run a leaf's function; its errors mean a wrong payload."""
         self._depth = depth + 1
         try:
             return decode(payload, self, *more)
@@ -263,7 +263,7 @@ class Unpacker:
             raise Problem(f"{{path}} cannot be a {name_of(tag)}: {error}") from error
 
     def children_of(self, raw: Raw, depth: int) -> Iterator[tuple[str, Raw]]:
-        """(name, raw child) of a container, for walks that do not build it."""
+        """Yield (name, raw child) of a container, for walks that do not build it."""
         if depth >= self._limit:
             raise TooDeep(Corrupted, PART_DEPTH)
         if type(raw) is dict:
@@ -292,9 +292,9 @@ def load(
     device: DeviceTargets | None = None,
     make: Callable[[Fetch | None, DeviceTargets | None], Unpacker] = Unpacker,
 ) -> Any:
-    """The value of `tree`, or what `walk` makes of it. Raises only errors.* and what `fetch` raises.
+    """Return the value of `tree`, or the result of `walk`. Raises only errors.* and what `fetch` raises.
 
-    `make` makes the Unpacker, where it is to be one of another class.
+    `make` creates the Unpacker if another class is needed.
     """
     try:
         raw = read(tree)

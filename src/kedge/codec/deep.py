@@ -1,10 +1,10 @@
-"""States of more levels than msgpack and the Python stack can take: cut into parts of bounded depth.
+"""States with more levels than msgpack and the Python stack can take, cut into parts of bounded depth.
 
     Ext 43, the whole tree   [[first buffer, [size of each buffer…], part], …]     the first part is the state's top
-    Ext 44, in a part        the number of the part that stands here, always a later one
+    Ext 44, in a part        the number of the part that belongs here, always a later one
 
 Parts are packed and unpacked one by one, never inside each other, so nothing recurses with the depth of the state.
-Shallow states know nothing of this.
+Shallow states are not affected.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from .kinds import (
 )
 from .shared_memory import Shares
 
-_LEVELS = PART_DEPTH // 2  # of a part: looking for cycles takes frames of its own
+_LEVELS = PART_DEPTH // 2  # of a part: the search for cycles needs frames of its own
 _MAX_PARTS_ABOVE = MAX_DEPTH // _LEVELS
 NAME = f"value more than {_LEVELS} levels down"
 
 
 class DeepPacker(Packer):
-    """Packs what is too deep for one part as parts of their own; finds cycles on the way."""
+    """Packs whatever is too deep for one part as further parts, and finds cycles."""
 
     levels = _LEVELS
     __slots__ = ("_above", "_path", "_pending")
 
     def __init__(self, out_of_band_bytes: int, is_by_name: bool, shares: Shares) -> None:
         super().__init__(out_of_band_bytes, True, is_by_name, shares)
-        self._path: set[int] = set()  # IDs of what the value under way is inside of, in parts above too
+        self._path: set[int] = set()  # IDs of all containers around the current value, including those in parts above
         self._above = 0  # parts above this one
-        self._pending: list[tuple[Any, frozenset[int], int]] = []  # (value, path, parts above), the number is the place
+        self._pending: list[tuple[Any, frozenset[int], int]] = []  # (value, path, parts above), by part number
 
     def pack_state(self, state: object) -> bytes:
         parts: list[object] = []
         self._pending.append((state, frozenset(), 0))
-        for value, path, above in self._pending:  # grows meanwhile
+        for value, path, above in self._pending:  # grows during the loop
             self._path, self._above = set(path), above
             first = len(self.buffers)
             try:
                 part = self._write(self.lower(value, 0))
             except Problem as problem:
                 if self._above:
-                    problem.under("…")  # the path is that inside the part
+                    problem.under("…")  # the path is the one inside the part
                 raise
             parts.append([first, [_size_of(source) for source in self.buffers[first:]], part])
         return self._write(ormsgpack.Ext(Tag.DEEP, self._write(parts)))
@@ -98,14 +98,14 @@ def _is_container(value: object) -> bool:
 
 
 def _size_of(source: Source) -> int:
-    """Of a buffer that is read into memory; -1 for others."""
+    """Return the size of a buffer that is read into memory; -1 for others."""
     if isinstance(source, memoryview):
         return source.nbytes
     return source.size_bytes if isinstance(source, DeviceMemory) else -1
 
 
 class _Part:
-    """A part that is unpacked, until the one above it takes it."""
+    """An unpacked part that the one above it has not taken yet."""
 
     def __init__(self, value: object, digest: bytes, buffers: list[BufferSummary], height: int) -> None:
         self.value = value
@@ -115,12 +115,12 @@ class _Part:
 
     @property
     def summary(self) -> TypeSummary:
-        """Equal for equal content, as the summary of an array is."""
+        """A summary that is equal for equal content, like that of an array."""
         return TypeSummary(NAME, 1, {"sha256": self.digest.hex(), "buffers": self.buffers})
 
 
 class Parts:
-    """The parts of one tree that wait to be taken, each once: a hostile tree cannot make many of one."""
+    """The parts of a tree that nothing has taken yet. Each is taken once: a hostile tree cannot multiply one."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Part] = {}
@@ -150,7 +150,7 @@ class Parts:
 
 
 def open_deep(payload: bytes, unpacker: Unpacker) -> Any:
-    """The first part, raw; those below it are unpacked, from the last to the first."""
+    """Return the first part, raw, after unpacking those below it from the last to the first."""
     entries = read(payload)
     if type(entries) is not list or not entries or not all(map(_is_entry, entries)):
         raise Problem("the parts of the state are not a list of parts")
@@ -181,7 +181,7 @@ def _parts(ctx: DecodeContext) -> Parts:
 
 def _outline(payload: bytes, ctx: DecodeContext) -> object:
     part = _parts(ctx).take(payload)
-    # A leaf takes its own payload apart, and needs that itself.
+    # A leaf parses its own payload, and needs the value for that.
     return part.value if getattr(ctx, "is_in_leaf", False) else part.summary
 
 

@@ -1,8 +1,8 @@
-"""Saving: a state becomes msgpack with numbered Ext types, its large buffers stay beside it.
+"""Saving: a state becomes msgpack with numbered Ext types, and its large buffers stay outside.
 
-Values are lowered in Python to what ormsgpack writes natively and exactly, containers that already are so
-stay the objects they were; then ormsgpack writes everything in one native call. It gets no `default` hook:
-a hook would let other threads run, and change the state, in the middle of that call.
+Python lowers values to what ormsgpack writes natively and exactly; containers that already are so stay the same
+objects. Then ormsgpack writes everything in one native call. It gets no `default` hook, which would let other threads
+run, and change the state, in the middle of that call.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ _MANY = 16  # from here on a set operation over the types is faster than a loop
 class Encoded:
     """A state as bytes. The buffers are views of the state's own memory: store them before it changes.
 
-    Nobody changes this itself; freezing it would make each small save slower.
+    Never mutated, but not frozen: that would make each small save slower.
     """
 
     tree: bytes
-    buffers: list[Source]  # in the order the tree numbers them: memoryviews ("B", one dimension), or chunked
+    buffers: list[Source]  # in the tree's order: memoryviews ("B", one dimension), or chunked
     is_private: bool = False  # the buffers are copies that nobody changes
 
 
 class NeedsCare(Exception):
-    """ormsgpack met an int or str it cannot write natively: pack again, looking at each."""
+    """ormsgpack met an int or str it cannot write natively: pack again, checking each one."""
 
 
 class Packer:
-    """One encoding under way (an EncodeContext)."""
+    """One encoding in progress (an EncodeContext)."""
 
-    levels = PART_DEPTH  # that are packed by recursion
+    levels = PART_DEPTH  # packed by recursion
     __slots__ = ("_depth", "_is_by_name", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes", "shares")
 
     def __init__(self, out_of_band_bytes: int, is_careful: bool, is_by_name: bool, shares: Shares) -> None:
@@ -93,7 +93,7 @@ class Packer:
         return view.tobytes()
 
     def pack(self, value: object) -> bytes:
-        # A leaf at the deepest allowed place may still use a few levels of its own.
+        # A leaf at the deepest level may use a few levels of its own.
         depth, limit = self._depth, self._limit
         self._limit = self.levels + LEAF_DEPTH
         payload = self._write(self.lower(value, depth))
@@ -104,7 +104,7 @@ class Packer:
         return self._write(self.lower(state, 0))
 
     def lower(self, value: Any, depth: int) -> object:
-        """`value` as ormsgpack writes it exactly: itself, or a copy in which what it could not write is Ext."""
+        """Return what ormsgpack writes exactly: `value` itself, or a copy with Exts for what it cannot write."""
         kind = type(value)
         if kind in self._native:
             return value
@@ -174,7 +174,7 @@ class Packer:
         return lowered
 
     def _lower_unordered(self, items: Any, depth: int, container: object) -> list[Any]:
-        """In the order of their bytes, all of which are here: numbers of buffers would follow the order of the set."""
+        """Sort by encoded bytes, with all bytes inline: buffer numbers would depend on the set's order."""
         out_of_band_bytes, self.out_of_band_bytes = self.out_of_band_bytes, sys.maxsize
         try:
             return sorted(self._lower_items(items, depth, container), key=self._write)
@@ -263,12 +263,12 @@ def _is_nan(key: object) -> bool:
         return any(map(_is_nan, key))
     try:
         return bool(key != key)
-    except Exception:  # noqa: BLE001 - a class that cannot compare itself; it is no NaN
+    except Exception:  # noqa: BLE001 - a class that cannot compare itself; not a NaN
         return False
 
 
 def key_segment(key: object) -> str:
-    """How a path shows a dictionary key: `["model"]`, `[3]`."""
+    """Return how a path shows a dictionary key: `["model"]`, `[3]`."""
     return f"[{_short(json.dumps(key, ensure_ascii=not _is_utf8(key)) if type(key) is str else repr(key))}]"
 
 
@@ -287,11 +287,10 @@ def _pack(state: object, make_packer: Callable[[Shares], Packer]) -> Encoded:
 
 
 def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int, bytes_below: int = 0) -> bool:
-    """Whether there are only `scalars`, lists and dictionaries of them below, within `depth` levels.
+    """Return whether there are only `scalars`, and lists and dictionaries of them, within `depth` levels.
 
-    Byte strings count too, if they are shorter than `bytes_below`.
-
-    The short way for plain states: one look at each value, the rest is ormsgpack's.
+    Byte strings are allowed, too, if they are shorter than `bytes_below`. This is the fast path for plain states: one
+    look at each value; ormsgpack does the rest.
     """
     for value in values:
         kind = type(value)
@@ -313,18 +312,17 @@ def is_native(values: Iterable[Any], scalars: frozenset[type], depth: int, bytes
 
 
 def encode(state: object, *, out_of_band_bytes: int = 4096, by_name: bool = False) -> Encoded:
-    """The tree and buffers of `state`; byte strings and arrays from `out_of_band_bytes` on become buffers.
+    """Return the tree and buffers of `state`; byte strings and arrays from `out_of_band_bytes` on become buffers.
 
-    With `by_name`, classes that are not registered are saved by the name they have, where they can be (`by_name`).
-
-    Buffers are not copied, except arrays that are not contiguous. Raises UnsupportedType naming the path of what
-    cannot be saved exactly, a cycle, or more than MAX_DEPTH levels.
+    With `by_name`, unregistered classes are saved under their own names if possible (`by_name`). Buffers are not
+    copied, except arrays that are not contiguous. Raises UnsupportedType with the path of what cannot be saved exactly,
+    a cycle, or more than MAX_DEPTH levels.
     """
     try:
         try:
             if is_native((state,), _SCALARS, PART_DEPTH, out_of_band_bytes):
                 return Encoded(ormsgpack.packb(state, option=EXACT), [])
-        except TypeError:  # a key that is no str, or an int or str beyond msgpack
+        except TypeError:  # a key that is not a str, or an int or str beyond msgpack
             pass
         try:
             try:
@@ -344,7 +342,7 @@ def encode(state: object, *, out_of_band_bytes: int = 4096, by_name: bool = Fals
             "the state is too deep for what is left of the Python stack",
             hint="save it from a function that is called less deeply",
         ) from error
-    except RuntimeError as error:  # "dictionary changed size during iteration", or what a library says of its device
+    except RuntimeError as error:  # "dictionary changed size during iteration", or a library's message about its device
         raise Validation(
             f"the state could not be read: {error}", hint="if another thread changes it meanwhile, save a copy of it"
         ) from error

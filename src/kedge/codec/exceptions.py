@@ -1,8 +1,8 @@
-"""Exceptions as data: arguments, attributes and notes, and what the classes of Python keep in C.
+"""Exceptions as data: arguments, attributes, notes, and what Python's classes store in C.
 
-Rebuilding one runs no code of the application. What the result would not show, such as the text of an exception
-written in C, or an attribute that cannot be saved (a connection, a request), makes it data (`Unrestored`), with its
-text. A traceback and the exceptions that one was raised from are not saved.
+Rebuilding one runs no code of the application. An exception that would lose something is saved as data (`Unrestored`)
+with its text: for example one with its text in C, or with an attribute that cannot be saved (a connection, a request).
+Its traceback, and the exceptions it was raised from, are not saved.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from types import MemberDescriptorType
 from typing import Any
 
 _BUILTIN = frozenset(value for value in vars(builtins).values() if isinstance(value, type))
-_NOT_SAVED = ("__suppress_context__", "obj")  # how it was raised; what an attribute was looked up in
+_NOT_SAVED = ("__suppress_context__", "obj")  # how it was raised; the object of a failed attribute look-up
 _is_tried = ContextVar("_is_tried", default=False)
 
 
 def take(error: Any, can_save: Callable[[object], bool]) -> list[object]:
-    """[arguments, attributes], then what Python's classes keep beside them; and last the text of what is no more than
-    data."""
+    """Return [arguments, attributes], what Python's classes store beside them, and the text if it is only data."""
     content: list[object] = [error.args, error.__dict__ or None]
     if members := _hidden(error):
         content.append(members)
@@ -37,7 +36,7 @@ def take(error: Any, can_save: Callable[[object], bool]) -> list[object]:
 
 
 def restore(cls: Any, content: Any) -> object:
-    """The exception; ValueError if it was saved as data."""
+    """Return the exception. Raises ValueError if it was saved as data."""
     if type(content) is not list or not 2 <= len(content) <= 3:
         raise ValueError("it was saved as data")
     args, attributes = content[:2]
@@ -55,7 +54,7 @@ def restore(cls: Any, content: Any) -> object:
 
 @lru_cache(maxsize=1024)
 def _members(cls: type) -> Mapping[str, MemberDescriptorType]:
-    """What an exception keeps in C."""
+    """Return what an exception stores in C."""
     return {
         name: member
         for base in cls.__mro__
@@ -66,7 +65,7 @@ def _members(cls: type) -> Mapping[str, MemberDescriptorType]:
 
 
 def _hidden(error: Any) -> dict[str, object]:
-    """What of it an exception made from its arguments alone would lack."""
+    """Return what an exception made only from its arguments would lack."""
     cls: type = type(error)
     members = _members(cls)
     if not members:
@@ -89,7 +88,7 @@ def _reads_like(error: BaseException, content: object) -> bool:
 def _text(error: object) -> str:
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001 - its own code fails: that is what its text is
+    except Exception as broken:  # noqa: BLE001 - its own code fails: its text says so
         return f"{type(broken).__name__} while its text was made"
 
 

@@ -1,7 +1,7 @@
-"""The forms of classes: what is taken from an object to save it, and how it is made of that again.
+"""The forms of classes: what is taken from an object to save it, and how it is rebuilt from that.
 
 A dataclass, pydantic model, attrs class, msgspec Struct, namedtuple or Enum is taken apart by its fields. Constructors,
-validators and `__post_init__` do not run when it is made again: a state that could be saved must be loadable (I7).
+validators and `__post_init__` do not run when it is rebuilt: a state that could be saved must be loadable (I7).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Form = ByFields | ByValue
 
 
 def form_of(cls: type) -> Form:
-    """The form of a class with fields; Validation when its objects could not come back exactly."""
+    """Return the form of a class with fields. Raises Validation if its objects could not be restored exactly."""
     if issubclass(cls, Enum):
         return ByValue(_take_member, functools.partial(_restore_member, cls))
     if not has_fields(cls):
@@ -66,7 +66,7 @@ def form_of(cls: type) -> Form:
 
 
 def _check_names(cls: type, fields: object, expected: Iterable[str], defaults: Collection[str]) -> Fields:
-    """`fields` in the order of the class, if it has all of them now, and the others have `defaults`."""
+    """Return `fields` in the order of the class. Raises Problem for unknown ones, or missing ones without defaults."""
     if not isinstance(fields, Mapping):
         raise Problem(f"{{path}} has no fields for {qualified(cls)} but a {type(fields).__name__}", "", Validation)
     names = list(expected)
@@ -88,7 +88,7 @@ def _unfit(cls: type, why: str) -> Validation:
 
 
 def _extras(value: object, fields: Iterable[str]) -> list[str]:
-    """Attributes that are neither fields nor caches."""
+    """Return attributes that are neither fields nor caches."""
     cls = type(value)
     return [
         name
@@ -112,7 +112,7 @@ def _take(value: object, names: Sequence[str]) -> Fields:
 
 
 def _check_declared(cls: type, names: set[str]) -> None:
-    """Of a dataclass or a class of attrs."""
+    """Check a dataclass or an attrs class."""
     try:
         object.__new__(cls)
     except TypeError as error:
@@ -139,11 +139,11 @@ def _slots(cls: type) -> Iterable[str]:
 def _restore_declared(
     cls: type, declared: Mapping[str, Callable[[], object] | None], fields: Any, more: object, upgraded: bool
 ) -> object:
-    """`declared`: its fields, and what gives the default of those that have one."""
+    """Rebuild an object. `declared` has its fields, with a function for the default of those that have one."""
     value: object = object.__new__(cls)
     given = _check_names(cls, fields, declared, {name for name, default in declared.items() if default is not None})
     for name, default in declared.items():
-        # Also past frozen.
+        # Works for frozen classes, too.
         object.__setattr__(value, name, given[name] if default is None or name in given else default())
     return value
 
@@ -248,7 +248,7 @@ def _restore_older_model(cls: Any, fields: Any, more: Any, upgraded: bool) -> ob
         return cls.parse_obj(fields)
     fields = dict(fields)
     private = {name: fields.pop(name) for name in more["private"]}
-    allowed = fields if cls.__config__.extra == "allow" else cls.__fields__  # an extra field is one of the object's own
+    allowed = fields if cls.__config__.extra == "allow" else cls.__fields__  # an extra field is the object's own
     optional = {name for name, field in cls.__fields__.items() if not field.required}
     given = _check_names(cls, fields, {**cls.__fields__, **allowed}, optional)
     value = cls.__new__(cls)

@@ -1,13 +1,12 @@
-"""Trees put together from values that were encoded before, so that what is unchanged need not be encoded again, and
-taken apart into them, so that what is known need not be decoded again.
+"""Trees assembled from encoded values, so that unchanged ones need not be encoded again, and taken apart likewise.
 
-What that relies on, of the format (`kedge.codec`):
+This relies on these properties of the format (`kedge.codec`):
 
-- A value has the same bytes wherever it stands, as long as the whole tree has at most PART_DEPTH levels.
-- A list is its head, then its items. A dictionary whose keys are all text is its head, then key, value, key, value, …
+- A value has the same bytes in any place, as long as the whole tree has at most PART_DEPTH levels.
+- A list is its head, then its items. A dictionary with only text keys is its head, then key, value, key, value, …
 - The head of a list is one byte, 0x90 + length, up to length 15; beyond, 0xDD and the length in four bytes, big-endian.
   That of a dictionary is 0x80 + length, or 0xDF and the length.
-- A text stands in the tree as its UTF-8, a byte string as it is, unbroken.
+- Text is in the tree as unbroken UTF-8, a byte string as it is.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import struct
 from . import decode, encode
 
 MAX_FRAGMENT_BYTES = 1 << 20
-_LEVELS = 3  # how deep a fragment may stand in its tree
+_LEVELS = 3  # how deep a fragment may be in its tree
 _ONE_ITEM = b"\x91"
 _DICTS = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
 _LONG_HEAD = struct.Struct(">BI")
-# By the first byte of a value. Of a fixed length: that, and for a short list or dictionary what it holds.
+# By the first byte of a value of fixed length: that length, and the number of values in a short list or dictionary.
 _FIXED = (
     dict.fromkeys((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3), (1, 0))
     | {0xA0 + n: (1 + n, 0) for n in range(32)}
@@ -32,7 +31,7 @@ _FIXED = (
     | {0x90 + n: (1, n) for n in range(16)}
     | {0x80 + n: (1, 2 * n) for n in range(16)}
 )
-# Of the others: bytes of the count, how much longer the content is, and values for each that it counts.
+# For the others: bytes of the count, additional bytes of the content, and values per counted item.
 _COUNTED = {
     0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0), 0xD9: (1, 0, 0), 0xDA: (2, 0, 0), 0xDB: (4, 0, 0),
     0xC7: (1, 1, 0), 0xC8: (2, 1, 0), 0xC9: (4, 1, 0), 0xDC: (2, 0, 1), 0xDD: (4, 0, 1),
@@ -42,16 +41,16 @@ _LISTS = frozenset(bytes([first]) for first in (*range(0x90, 0xA0), 0xDC, 0xDD))
 
 
 class NotAFragment(Exception):
-    """The value has buffers beside its tree, or is too long or too deep: encode the whole state instead."""
+    """The value has buffers, or is too long or too deep: encode the whole state instead."""
 
 
 def encode_fragment(value: object) -> bytes:
-    """The bytes of `value` in a tree, at most three levels below its root; NotAFragment if it cannot stand there.
+    """Return the bytes of `value` in a tree, at most three levels below its root.
 
-    Classes that are not registered are saved by name.
+    Raises NotAFragment if they do not fit there. Unregistered classes are saved by name.
     """
     encoded = encode([[[value]]], out_of_band_bytes=MAX_FRAGMENT_BYTES, by_name=True)
-    is_inside = encoded.tree.startswith(_ONE_ITEM * _LEVELS)  # a tree of more than PART_DEPTH levels begins otherwise
+    is_inside = encoded.tree.startswith(_ONE_ITEM * _LEVELS)  # a tree of more than PART_DEPTH levels begins differently
     if encoded.buffers or len(encoded.tree) > MAX_FRAGMENT_BYTES or not is_inside:
         raise NotAFragment
     return encoded.tree[_LEVELS:]
@@ -74,19 +73,20 @@ def dict_head(length: int) -> bytes:
 
 
 def is_plain_dict(fragment: bytes) -> bool:
-    """Whether these are the bytes of a dictionary with nothing but text for keys."""
+    """Return whether these are the bytes of a dictionary with only text keys."""
     return fragment[:1] in _DICTS
 
 
 def text_bytes(text: str | bytes) -> bytes:
-    """How a text or a byte string stands in a fragment."""
+    """Return the bytes of a text or byte string in a fragment."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
 
 
 def open_fields(fragment: bytes, at: int = 0) -> tuple[int, int]:
-    """How many fields the dictionary at `at` has, and where the first name begins; name and value follow in turn.
+    """Return the number of fields of the dictionary at `at`, and where the first name begins.
 
-    NotAFragment for any other value, and for a dictionary that has anything but text for keys.
+    Names and values alternate. Raises NotAFragment for any other value, including a dictionary with other keys than
+    text.
     """
     if not is_plain_dict(fragment[at : at + 1]):
         raise NotAFragment
@@ -95,7 +95,7 @@ def open_fields(fragment: bytes, at: int = 0) -> tuple[int, int]:
 
 
 def items_at(fragment: bytes, at: int = 0) -> tuple[list[bytes] | None, int]:
-    """The fragments of which the list at `at` consists, and where it ends; (None, at) for any other value."""
+    """Return the item fragments of the list at `at`, and where it ends; (None, at) for any other value."""
     if fragment[at : at + 1] not in _LISTS:
         return None, at
     at, count = _head(fragment, at)
@@ -107,7 +107,7 @@ def items_at(fragment: bytes, at: int = 0) -> tuple[list[bytes] | None, int]:
 
 
 def value_at(fragment: bytes, at: int) -> tuple[bytes, int]:
-    """The fragment that begins at `at`, and where it ends."""
+    """Return the fragment that begins at `at`, and where it ends."""
     start, left = at, 1
     while left:
         at, more = _head(fragment, at)
@@ -118,7 +118,7 @@ def value_at(fragment: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _head(data: bytes, at: int) -> tuple[int, int]:
-    """Of the value at `at`: where what it holds begins, or where it ends if it holds nothing; and how much it holds."""
+    """Return where the content of the value at `at` begins, and how many values it has; or where it ends, and 0."""
     first = data[at] if at < len(data) else -1
     if (fixed := _FIXED.get(first)) is not None:
         return at + fixed[0], fixed[1]

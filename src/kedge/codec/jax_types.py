@@ -1,7 +1,7 @@
-"""jax: arrays and random keys. Trees of them are dictionaries, lists, tuples and registered types as ever.
+"""jax: arrays and random keys. Trees of them are ordinary dictionaries, lists, tuples and registered types.
 
-An array comes back on jax's default device, with the dtype it had, or not at all: jax itself would quietly make 32 of
-64 bits where the wide types are off.
+An array is loaded onto jax's default device with its own dtype, or not at all: without wide types jax itself would
+silently reduce 64 bits to 32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _load_array(payload: bytes, ctx: DecodeContext) -> Any:
     name, shape, kind, reference, size_bytes = jax_parts(ctx.unpack(payload))
     dtype = jnp.dtype(name)
     memory = ctx.bytes_of(reference, size_bytes)
-    # A copy: jax may take host memory as its own, and never writes to it, but others might.
+    # Copy, because jax may adopt host memory; it never writes to it, but others might.
     host = np.frombuffer(bytes(memory), np.uint8).view(dtype).reshape(shape)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise _refuse(f"jax array of {name}, which is off here", 'jax.config.update("jax_enable_x64", True)')

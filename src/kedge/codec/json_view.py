@@ -1,17 +1,17 @@
 """Any state as JSON, for the service, the page and people; and plain JSON as a state.
 
-None, bool, int, float, str, list and dict with str keys are JSON's own. Everything else is an object with a
-"$type", so that nothing is mistaken for something else; a dictionary that itself has a key beginning with "$"
-is shown as pairs. Arrays are summarised. The view is to be read, not to be loaded again.
+None, bool, int, float, str, list and dict with str keys are JSON's own. Everything else is an object with a "$type", so
+that nothing is ambiguous. A dictionary with a key that begins with "$" is shown as pairs. Arrays are summarised. The
+view is for reading; it cannot be loaded again.
 
-    {"$type": "tuple", "items": […]}                         set, frozenset, deque alike
-    {"$type": "dict", "items": [[key, value], …]}            keys that are not str; OrderedDict, Counter, … alike
-    {"$type": "float", "value": "nan"}                       inf, -inf; Decimal, datetime, UUID, paths … alike
+    {"$type": "tuple", "items": […]}                         also set, frozenset, deque
+    {"$type": "dict", "items": [[key, value], …]}            keys that are not str; also OrderedDict, Counter, …
+    {"$type": "float", "value": "nan"}                       inf, -inf; also Decimal, datetime, UUID, paths …
     {"$type": "bytes", "size_bytes": 3, "base64": "YWJj"}
     {"$type": "ndarray", "dtype": "<f4", "shape": [2, 3], "size_bytes": 24}    "order": "F" if not by rows
-    {"$type": "Tree", "entries": 7, "size_bytes": 24}        File alike
+    {"$type": "Tree", "entries": 7, "size_bytes": 24}        also File
     {"$type": "myapp.Model", "version": 2, "fields": {…}}
-    {"$truncated": n}                                        n more items, pairs or characters are left out
+    {"$truncated": n}                                        n more items, pairs or characters are omitted
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BufferFields: TypeAlias = Callable[[BufferSummary], Mapping[str, object]]
 
 
 def written(value: object, form: Callable[[object], str] = repr) -> str:
-    """repr() or str() of any value: Python itself writes no integer of more than 4,300 digits."""
+    """Return repr() or str() of any value: Python itself writes no integer of more than 4,300 digits."""
     try:
         return form(value)
     except ValueError:
@@ -59,15 +59,15 @@ def to_json_view(
     max_string: int | None = None,
     fields_of: BufferFields = lambda _: {},
 ) -> Any:
-    """What `json.dumps` takes, for a state or for an outline of one; UnsupportedType for what cannot be saved.
+    """Return data for `json.dumps` from a state or an outline. Raises UnsupportedType for what cannot be saved.
 
-    At most `max_items` of each container and `max_string` characters (or bytes) of each text are shown. `fields_of`
-    answers what else to say of an array, a tree or file, or a byte string that is not in the outline itself.
+    Shows at most `max_items` of each container and `max_string` characters (or bytes) of each text. `fields_of` returns
+    further fields for an array, tree, file, or byte string that is not in the outline itself.
     """
     view = _View(max_items, max_string, fields_of)
     try:
         return view.show(state)
-    except RecursionError:  # then its outline, which says where it stops
+    except RecursionError:  # show its outline, which says where it stops
         return view.show(codec.outline(codec.encode(state).tree))
 
 
@@ -84,7 +84,7 @@ class _View:
             return {"$type": type(value).__name__, "value": self.text(str(value))}
         if isinstance(value, BufferSummary):
             return self.buffer(value)
-        # Of a library, or registered: as it would be saved.
+        # From a library, or registered: show its outline.
         return self.show(codec.outline(codec.encode(value).tree))
 
     def integer(self, value: int) -> object:
@@ -213,7 +213,7 @@ _SHOWN: dict[type, Callable[[_View, Any], object]] = {
 
 
 def from_json(text: str | bytes) -> Any:
-    """The state that plain JSON says: integers of up to 4,300 digits, no key twice, floats, bounded depth.
+    """Parse plain JSON as a state: integers of up to 4,300 digits, floats, no duplicate keys, bounded depth.
 
     Raises Validation for anything else.
     """
@@ -226,7 +226,7 @@ def from_json(text: str | bytes) -> Any:
     except UnicodeDecodeError as error:
         raise Validation(
             f"the JSON is not UTF-8: {error.reason} at byte {error.start:,}",
-            hint="kedge save --file keeps a file as it is",
+            hint="kedge save --file stores a file unchanged",
         ) from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
@@ -260,7 +260,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, object]:
 
 
 def _to_int(text: str) -> int:
-    """Reading an integer takes quadratic time, so Python itself takes no more digits than this."""
+    """Parse an integer of bounded length, because parsing takes quadratic time (Python has the same limit)."""
     digits = len(text.lstrip("-"))
     if digits > MAX_DIGITS:
         raise Validation(f"the JSON has an integer of {digits:,} digits", hint="write it as a string")

@@ -1,8 +1,8 @@
-"""What the codec knows: the table of kinds, by class for saving and by Ext tag for loading.
+"""The types the codec knows: a table of kinds, by class for saving and by Ext tag for loading.
 
-A kind is a Leaf (its encoder writes the payload itself) or a Structure (it only says what its children are;
-the packer and the unpacker walk them, so that paths, depth, `only` and `into` work alike in all of them).
-Kinds of other libraries live in modules of their own, brought in the first time one is met.
+A kind is a Leaf (its encoder writes the payload itself) or a Structure (it only names its children; the packer and the
+unpacker walk them, so that paths, depth, `only` and `into` work the same in all of them). Kinds of other libraries are
+in separate modules, imported when a value first needs them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kedge.ports import Buffer
 from .shared_memory import Shares
 
 MAX_DEPTH = 10_000  # levels of containers in a state, on save and on load
-PART_DEPTH = 200  # of these, as many as are packed and unpacked by recursion: deeper states are cut into parts
-LEAF_DEPTH = 40  # levels a leaf may add below that for itself
-FIRST_FREE_TAG = 40  # below: fixed here; from here on: register_builtin
+PART_DEPTH = 200  # of these, packed and unpacked by recursion: deeper states are cut into parts
+LEAF_DEPTH = 40  # further levels that a leaf may use
+FIRST_FREE_TAG = 40  # tags below are fixed here; others are for register_builtin
 
 
 class Tag(IntEnum):
@@ -93,10 +93,10 @@ Raw: TypeAlias = Any  # msgpack as ormsgpack reads it; an Ext is a tuple (tag, p
 
 @dataclass(frozen=True, slots=True)
 class BufferSummary:
-    """An array, tensor or long byte string as `outline` shows it.
+    """An array, tensor or long byte string in an outline.
 
-    Two of them stand for equal content when all fields agree and the bytes behind `ordinals` do; small
-    content is in the tree and therefore in `data`.
+    Two of them have equal content if all fields and the bytes of `ordinals` are equal. Small content is in the tree,
+    and so in `data`.
     """
 
     kind: str  # ndarray, tensor, bytes, bytearray, polars.DataFrame, …
@@ -105,12 +105,12 @@ class BufferSummary:
     size_bytes: int
     ordinals: tuple[int, ...] = ()
     data: bytes = field(default=b"", repr=False)
-    order: str = "C"  # of an array's elements in its bytes: "F" with the first index running fastest
+    order: str = "C"  # of an array's elements in its bytes: "F" means the first index varies fastest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TypeSummary:
-    """A value of a registered type, or of a library, as `outline` shows it: not constructed.
+    """A value of a registered type, or of a library, in an outline: not constructed.
 
     `fields` maps names to values; a type with its own encoder has its one value under "value".
     """
@@ -119,8 +119,7 @@ class TypeSummary:
     version: int
     fields: Mapping[str, object]
 
-    # Enum members and frozen values may be dictionary keys or set elements, so this hashes although `fields`
-    # does not.
+    # Hashable without `fields`, because Enum members and frozen values may be dictionary keys or set elements.
     def __hash__(self) -> int:
         return hash((self.name, self.version, tuple(self.fields)))
 
@@ -131,7 +130,7 @@ class TypeSummary:
 
 
 class Problem(Exception):
-    """Why a value cannot be packed or unpacked. Gathers the path on its way up; the edge makes it a typed error."""
+    """Why a value cannot be packed or unpacked. Collects the path on its way up; `typed` makes the error."""
 
     def __init__(self, message: str, hint: str = "", error: type[CheckpointError] = Corrupted) -> None:
         super().__init__(message)
@@ -158,7 +157,7 @@ def unsupported(what: str, hint: str) -> Problem:
 
 
 def key_name(key: object) -> str:
-    """How a path names a key. Python itself writes no integer of more than 4,300 digits."""
+    """Return how a path names a key. Python itself writes no integer of more than 4,300 digits."""
     try:
         return str(key)
     except ValueError:
@@ -166,7 +165,7 @@ def key_name(key: object) -> str:
 
 
 class TooDeep(Problem):
-    """More levels than there may be. On the way up the containers tell whether it is a cycle."""
+    """Too many levels. The containers in the path tell whether it is a cycle."""
 
     def __init__(self, error: type[CheckpointError], levels: int = MAX_DEPTH) -> None:
         super().__init__(f"more than {levels:,} levels deep", "save it in a flatter form", error)
@@ -186,12 +185,12 @@ class TooDeep(Problem):
                 return UnsupportedType(
                     f"{path} contains itself (at {again})", hint="remove the cycle before saving", path=again
                 )
-        del self.steps[:-5]  # the first few segments tell where, 200 would not
+        del self.steps[:-5]  # the first few segments say where; 200 would not
         return super().typed()
 
 
 class Shape(StrEnum):
-    """How a Structure's children are laid out in its payload, and how a path names them."""
+    """The layout of a Structure's children in its payload, and their names in a path."""
 
     ITEMS = "items"  # [head…, child, child, …]               path: [0]
     PAIRS = "pairs"  # [head…, key, child, key, child, …]      path: ["key"]
@@ -199,7 +198,7 @@ class Shape(StrEnum):
 
 
 class EncodeContext(Protocol):
-    """What the encoder of a leaf may use."""
+    """What a leaf's encoder may use."""
 
     out_of_band_bytes: int
     shares: Shares
@@ -209,48 +208,48 @@ class EncodeContext(Protocol):
         ...
 
     def place_bytes(self, view: memoryview) -> int | bytes:
-        """The reference to write for these bytes: themselves when they are few, else their ordinal."""
+        """Return the reference for these bytes: the bytes themselves if they are few, otherwise their ordinal."""
         ...
 
     def pack(self, value: object) -> bytes:
-        """The payload for `value`, which may hold anything the codec knows."""
+        """Return the payload for `value`, which may be anything the codec knows."""
         ...
 
 
 @dataclass(slots=True)
 class DeviceTargets:
-    """An accelerator to load onto. Decoders put memory for buffers here; whoever decodes fills it afterwards."""
+    """An accelerator to load onto. Decoders add memory for buffers; the caller of `decode` fills it afterwards."""
 
     name: str
-    sizes: Sequence[int]  # of the buffers there are
+    sizes: Sequence[int]  # of all buffers
     targets: dict[int, DeviceMemory] = field(default_factory=dict)
 
     def check(self, ordinal: int, size_bytes: int) -> None:
-        """Asked before memory is taken: a damaged tree must not take all of it."""
+        """Check a size before memory is allocated, so that a damaged tree cannot take all of it."""
         if not 0 <= ordinal < len(self.sizes) or self.sizes[ordinal] != size_bytes:
             raise Problem(f"it names {size_bytes:,} bytes of buffer {ordinal}, which has others")
 
 
 class DecodeContext(Protocol):
-    """What the decoder of a leaf may use. Whatever it raises is reported as Corrupted, but for errors.*."""
+    """What a leaf's decoder may use. Its exceptions are reported as Corrupted, except errors.*."""
 
     device: DeviceTargets | None  # where tensors go; None: main memory
-    shared: dict[int, Any]  # for values that lie in one buffer: what was made of it, by its number
+    shared: dict[int, Any]  # for values that share a buffer: what was made of it, by its number
 
     def fetch(self, ordinal: object, size_bytes: int | None = None) -> memoryview:
-        """The bytes of a buffer, checked to be `size_bytes` long."""
+        """Return the bytes of a buffer, which must be `size_bytes` long."""
         ...
 
     def stream(self, ordinal: object) -> StoredStream:
-        """A buffer that was saved from a ChunkedSource: not read yet."""
+        """Return a buffer that was saved from a ChunkedSource, not read yet."""
         ...
 
     def bytes_of(self, reference: object, size_bytes: int) -> memoryview:
-        """The bytes behind a reference that `place_bytes` made; writable where the store's buffer is."""
+        """Return the bytes for a reference from `place_bytes`; writable if the store's buffer is."""
         ...
 
     def unpack(self, payload: bytes) -> Any:
-        """What `pack` was given."""
+        """Return the value that `pack` was given."""
         ...
 
 
@@ -260,8 +259,9 @@ class Leaf:
     name: str
     encode: Callable[[Any, EncodeContext], bytes]
     decode: Callable[[bytes, DecodeContext], object]
-    # For leaves that load into memory the caller owns: the reference to the bytes, and that memory, writable.
-    # A Problem when the caller's value is not of the very form that was saved. None: load it, then `fill`.
+    # For leaves that load into memory the caller owns: returns the reference to the bytes, and that writable memory.
+    # Raises Problem if the caller's value does not have the saved form. If it returns None, load the value, then
+    # `fill`.
     target: Callable[[bytes, DecodeContext, Any], tuple[int | bytes, memoryview | DeviceMemory] | None] | None = None
     fill: Callable[[Any, Any], None] | None = None  # copies a loaded value into the caller's
 
@@ -271,9 +271,9 @@ class Structure:
     tag: int
     name: str
     shape: Shape
-    head: int  # how many values precede the children
+    head: int  # number of values before the children
     take: Callable[[Any], tuple[Sequence[object], Sequence[Any]]]  # value → (head, children or pairs)
-    build: Callable[[Sequence[Any], list[Any]], object]  # the other way round; pairs come as (key, child)
+    build: Callable[[Sequence[Any], list[Any]], object]  # the inverse; pairs come as (key, child)
     is_unordered: bool = False  # written in the order of the encoded items, so that equal sets encode equally
 
 
@@ -282,14 +282,14 @@ Kind: TypeAlias = Leaf | Structure
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A class whose values are of one kind or another, such as arrays of numbers and arrays of objects."""
+    """A class whose values are of different kinds, such as arrays of numbers and arrays of objects."""
 
     choose: Callable[[Any], Kind]
 
 
 by_class: dict[type, Kind | Choice] = {}
 by_tag: dict[int, Kind] = {}
-# What walking and summarising a tree needs to know of a tag, without the library its values belong to.
+# What walks and summaries need to know of a tag, without the library of its values.
 layouts: dict[int, tuple[Shape, int]] = {Tag.OBJECT_ARRAY: (Shape.ITEMS, 3), Tag.PANDAS: (Shape.FIELDS, 1)}
 leaf_outlines: dict[int, Callable[[bytes, DecodeContext], object]] = {}
 structure_outlines: dict[int, Callable[[Sequence[Any], list[Any]], object]] = {}
@@ -314,12 +314,12 @@ _PACKAGES: dict[int, str] = {
     Tag.JAX: "jax",
     Tag.POLARS: "polars",
     Tag.ARROW: "pyarrow",
-    **dict.fromkeys((40, 41), "kedge"),  # Tree and File, which enter themselves
+    **dict.fromkeys((40, 41), "kedge"),  # Tree and File, which add themselves
 }
 
 
 def add(kind: Kind, *classes: type) -> None:
-    """Enter a kind: loaded by its tag, saved for exactly these classes."""
+    """Add a kind: loaded by its tag, saved for exactly these classes."""
     by_tag[kind.tag] = kind
     if isinstance(kind, Structure):
         layouts[kind.tag] = kind.shape, kind.head
@@ -335,9 +335,9 @@ def register_builtin(
     *,
     outline: Callable[[bytes, DecodeContext], object] | None = None,
 ) -> None:
-    """Teach the codec one more type of Kedge's own, under a fixed tag of 40 or more.
+    """Add a type of Kedge's own to the codec, under a fixed tag of 40 or more.
 
-    `encode` answers the Ext payload, `decode` takes it. A kind with buffers needs `outline`, which must not fetch.
+    `encode` returns the Ext payload, `decode` takes it. A kind with buffers needs `outline`, which must not fetch.
     """
     if not FIRST_FREE_TAG <= tag <= 127 or tag in by_tag:
         raise Validation(f"Ext tag {tag} is not free", hint=f"use another one from {FIRST_FREE_TAG} to 127")
@@ -347,7 +347,7 @@ def register_builtin(
 
 
 def kind_of(value: object) -> Kind | None:
-    """How to save `value`. Never imports a library: one that is not loaded has no values."""
+    """Return the kind for saving `value`. Never imports a library: one that is not loaded has no values."""
     cls = type(value)
     kind = by_class.get(cls)
     if kind is None:
@@ -363,13 +363,13 @@ def _bring_in(module: str) -> None:
         importlib.import_module(f".{module}", __package__)
 
 
-# Python has a lock for each module that is being imported. A child forked meanwhile would wait for it for ever.
+# Python locks each module during its import. A child forked meanwhile would wait for that lock forever.
 _importing = threading.RLock()
 os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
 
 
 def kind_for(tag: int) -> Kind:
-    """How to load an Ext of this tag; brings in the library it belongs to, out of a fixed set (I7)."""
+    """Return the kind for an Ext tag; imports its library, one of a fixed set (I7)."""
     kind = by_tag.get(tag)
     if kind is not None:
         return kind

@@ -36,7 +36,7 @@ _described: dict[DType, Any] = {}
 
 
 def describe(dtype: DType) -> Any:
-    """The stored form of `dtype`, from which exactly this dtype can be made again; else a Problem."""
+    """Return the stored form of `dtype`, which restores exactly this dtype. Raises Problem if there is none."""
     cached = _described.get(dtype)
     # Equal dtypes may differ in class, alignment or metadata.
     if cached is not None and cached[0] is dtype:
@@ -65,7 +65,7 @@ def _describe(dtype: DType) -> Any:
             "itemsize": dtype.itemsize,
             "aligned": dtype.isalignedstruct,
         }
-    if dtype.char in "qQ":  # as wide as an int64, and yet another class
+    if dtype.char in "qQ":  # as wide as an int64, but a different class
         return (">" if dtype.str[0] == ">" else "<") + dtype.char
     return "O" if dtype.char == "O" else dtype.str
 
@@ -103,7 +103,7 @@ def restore_dtype(stored: Any) -> DType:
 
 
 def _is_same(a: DType, b: DType) -> bool:
-    """Equal, and of the same classes all the way down (numpy's == looks at neither class nor alignment)."""
+    """Return whether dtypes and all their classes are equal (numpy's == ignores class and alignment)."""
     if a != b or type(a) is not type(b) or a.type is not b.type or a.isalignedstruct != b.isalignedstruct:
         return False
     if a.names is None or a.fields is None or b.fields is None:
@@ -121,7 +121,7 @@ def _no_dtype(dtype: DType) -> Problem:
 
 
 def memory_of(array: Array) -> memoryview:
-    """The bytes of a contiguous array, not copied."""
+    """Return the bytes of a contiguous array, not copied."""
     if not array.nbytes:
         return memoryview(bytearray())
     flat = array if array.flags.c_contiguous else array.T
@@ -180,7 +180,7 @@ def _build_objects(head: Sequence[Any], items: list[Any]) -> Array:
     if math.prod(shape) != len(items) or order not in ("C", "F") or not _is_item_wise(dtype):
         raise ValueError(f"{len(items)} items of {stored!r} do not make an array of {lengths}")
     flat: Array = np.empty(len(items), dtype)
-    for index, item in enumerate(items):  # a slice assignment would take nested sequences apart
+    for index, item in enumerate(items):  # a slice assignment would unpack nested sequences
         flat[index] = item
     return flat.reshape(shape, order=order)
 
@@ -197,7 +197,7 @@ def _save_scalar(value: np.generic, ctx: EncodeContext) -> bytes:
 
 
 def _save_text(value: np.str_ | np.bytes_, ctx: EncodeContext) -> bytes:
-    # An array would cut trailing NULs off.
+    # An array would cut off trailing NULs.
     if isinstance(value, np.str_):
         return ctx.pack(["U", str.__str__(value)])
     return ctx.pack(["S", bytes(value)])

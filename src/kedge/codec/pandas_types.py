@@ -1,7 +1,7 @@
-"""pandas: frames, series and indexes taken apart into arrays, which the codec keeps exactly.
+"""pandas: frames, series and indexes taken apart into arrays, which the codec stores exactly.
 
-Not through Arrow: that would lose dtypes, index classes, frequencies and the types of objects. Columns of
-numpy memory become buffers without a copy. What is not listed here is refused.
+Not through Arrow, which would lose dtypes, index classes, frequencies and the types of objects. Columns in numpy memory
+become buffers without a copy. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASKED = {
     "FloatingArray": pd.arrays.FloatingArray,
     "BooleanArray": pd.arrays.BooleanArray,
 }
-_MAX_RANGE = 100_000_000  # a RangeIndex is small; pandas makes arrays of its length when it is a level
+_MAX_RANGE = 100_000_000  # a RangeIndex is small, but as a level pandas makes arrays of its length
 _NA_VALUES = {"nan": np.nan, "NA": pd.NA}
 
 
@@ -29,7 +29,7 @@ def _refuse(what: str, hint: str) -> Problem:
     return unsupported(f"is a pandas value with {what}", hint)
 
 
-# --- one column: a numpy array, or a dictionary that says what else it is ---
+# --- one column: a numpy array, or a dictionary that describes another kind ---
 
 
 def _take_array(values: Any) -> Any:
@@ -64,7 +64,7 @@ def _take_arrow(values: Any) -> Any:
 
 
 def _build_array(stored: Any) -> Any:
-    """The stored column as an array that pandas takes over with exactly this dtype."""
+    """Return the stored column as an array that pandas adopts with exactly this dtype."""
     if isinstance(stored, np.ndarray):
         if stored.ndim != 1:
             raise ValueError("a column of more than one dimension")
@@ -147,7 +147,7 @@ def _build_index(cls: str, fields: dict[str, Any]) -> pd.Index:
     values = _build_array(fields["data"])
     index = pd.Index(values, dtype=values.dtype, name=fields["name"], copy=False, tupleize_cols=False)
     if fields["freq"] is not None:
-        index.freq = fields["freq"]  # pandas checks that the values follow it
+        index.freq = fields["freq"]  # pandas checks that the values fit it
     return index
 
 

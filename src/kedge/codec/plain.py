@@ -26,7 +26,7 @@ from .kinds import (
     unsupported,
 )
 
-# --- numbers and text; the packer writes INT and STR itself, and only those msgpack cannot hold ---
+# --- numbers and text; the packer itself writes INT and STR, which are only for what msgpack cannot hold ---
 
 
 def _unused(value: object, ctx: EncodeContext) -> bytes:
@@ -37,7 +37,7 @@ def _load_complex(payload: bytes, ctx: DecodeContext) -> complex:
     return complex(*struct.unpack(">dd", payload))
 
 
-# --- bytes: inline in the tree when short, else a buffer ---
+# --- bytes: inline in the tree if short, otherwise a buffer ---
 
 
 def _save_bytes(value: bytes | bytearray, ctx: EncodeContext) -> bytes:
@@ -46,7 +46,7 @@ def _save_bytes(value: bytes | bytearray, ctx: EncodeContext) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BytesView:
-    """Bytes that are somebody else's memory, such as a mapped file: saved as bytes, and never copied as a whole."""
+    """Bytes in somebody else's memory, such as a mapped file: saved as bytes, and never copied as a whole."""
 
     view: memoryview
 
@@ -76,7 +76,7 @@ def _summarise_bytes(kind: str, payload: bytes, ctx: DecodeContext) -> BufferSum
 
 
 def buffer_fields(reference: object) -> Any:
-    """The fields of a BufferSummary that say where the bytes are."""
+    """Return the fields of a BufferSummary that locate the bytes."""
     return {"data": reference} if type(reference) is bytes else {"ordinals": (_count(reference),)}
 
 
@@ -195,8 +195,10 @@ _MAX_ALIKE = 100
 
 
 def _refuse_collisions(keys: Sequence[Hashable]) -> None:
-    """Keys that were chosen for their hash take quadratic time: of text Python hides it, of numbers and what is made of
-    them anybody can compute it."""
+    """Refuse keys chosen for their hash, which take quadratic time.
+
+    Python hides the hashes of text; those of numbers, and of what contains them, anybody can compute.
+    """
     if len(keys) <= _MANY_KEYS or {str, bytes}.issuperset(kinds := set(map(type, keys))):
         return
     if kinds == {int} and min(keys) >= -(1 << 63) and max(keys) < 1 << 63:  # type: ignore[type-var,operator]
@@ -206,7 +208,7 @@ def _refuse_collisions(keys: Sequence[Hashable]) -> None:
 
 
 def distinct(pairs: list[tuple[Hashable, Any]]) -> dict[Any, Any]:
-    """A dictionary of these pairs, none of which may overwrite another."""
+    """Return a dictionary of these pairs. Raises Problem if a key occurs twice."""
     try:
         _refuse_collisions([key for key, _ in pairs] if len(pairs) > _MANY_KEYS else ())
         value = dict(pairs)
@@ -218,7 +220,7 @@ def distinct(pairs: list[tuple[Hashable, Any]]) -> dict[Any, Any]:
 
 
 def _take_ordered(value: OrderedDict[Any, object]) -> tuple[Sequence[object], Sequence[object]]:
-    # torch keeps the versions of a state dict's modules in an attribute of the OrderedDict.
+    # torch stores the versions of a state dict's modules in an attribute of the OrderedDict.
     attributes = vars(value)
     if any(hasattr(OrderedDict, name) for name in attributes):
         raise unsupported("is an OrderedDict that hides its own methods", "save dict(…) of it")

@@ -1,4 +1,4 @@
-"""Kinds of the standard library that few states hold and whose modules take a while to import."""
+"""Kinds of the standard library that are rare in states and whose modules are slow to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _load_decimal(payload: bytes, ctx: DecodeContext) -> Decimal:
     return Decimal(payload.decode("ascii"))
 
 
-_MAX_FRACTION_BITS = 1 << 14  # that it is in lowest terms takes quadratic time to see
+_MAX_FRACTION_BITS = 1 << 14  # to check that it is in lowest terms takes quadratic time
 
 
 def _save_fraction(value: Fraction, ctx: EncodeContext) -> bytes:
@@ -50,7 +50,7 @@ def _load_zone(payload: bytes, ctx: DecodeContext) -> ZoneInfo:
     key = payload.decode()
     try:
         return ZoneInfo(key)
-    except (ZoneInfoNotFoundError, OSError) as error:  # of a directory of zones, or a name too long for a file
+    except (ZoneInfoNotFoundError, OSError) as error:  # the name of a directory of zones, or too long for a file
         what = f"needs the time zone {key[:100]!r}, which this machine does not know"
         raise unsupported(what, "pip install tzdata") from error
 

@@ -1,4 +1,4 @@
-"""Why a value is not saved, and what its owner can do: the text of every UnsupportedType on save."""
+"""Why a value is not saved, and what its owner can do: the texts of all UnsupportedType errors on save."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUILTINS = (str, int, float, complex, bytes, bytearray, list, tuple, dict, set,
 
 
 def refusal(value: object) -> Problem:
-    """The problem to raise for a value whose class the codec does not know."""
+    """Return the problem for a value whose class the codec does not know."""
     cls = type(value)
     return unsupported(f"has type {qualified(cls)}, which cannot be saved", _hint(value, cls))
 
@@ -46,7 +46,7 @@ def _hint(value: object, cls: type) -> str:
 
 
 def _live_hint(value: object, cls: type) -> str:
-    """For what is code, or belongs to the running process."""
+    """Return the hint for code, or what belongs to the running process."""
     random = sys.modules.get("random")
     if random is not None and isinstance(value, random.Random):
         return "save rng.getstate() and restore it with rng.setstate(state)"
@@ -87,7 +87,7 @@ def _library_hint(value: object, cls: type) -> str:
 
 
 def _random_hint(value: object) -> str:
-    """For numpy's sources of random numbers, which its subclasses and seeds do not define alone."""
+    """Return the hint for numpy's random sources, whose classes and seeds are not their whole state."""
     if hasattr(value, "bit_generator"):
         return "save rng.bit_generator.state and restore it with rng.bit_generator.state = state"
     if hasattr(value, "random_raw"):
@@ -98,7 +98,7 @@ def _random_hint(value: object) -> str:
 
 
 def has_fields(cls: type) -> bool:
-    """Whether `register` can save this class by its fields, without functions from the application."""
+    """Return whether `register` can save this class by its fields, without functions from the application."""
     return dataclasses.is_dataclass(cls) or issubclass(cls, Enum) or is_namedtuple(cls) or is_model(cls)
 
 
@@ -131,7 +131,7 @@ def _add_line(cls: type, *, needs_functions: bool = False) -> str:
 
 
 def is_older_pydantic(cls: type) -> bool:
-    """Whether it is a model of pydantic 1, which pydantic 2 brings along."""
+    """Return whether it is a model of pydantic 1, which pydantic 2 includes."""
     pydantic = sys.modules.get("pydantic.v1.main")
     return pydantic is not None and issubclass(cls, pydantic.BaseModel)
 

@@ -1,7 +1,7 @@
 """Types of the application: registered under a name and a version, saved as data, rebuilt by the name (I7).
 
-A class with fields is saved by them (`forms`). Only data that an `upgrade` has touched is validated by pydantic. Any
-other class brings `encode` and `decode`. Version 0 is for classes nobody has registered (`by_name`).
+A class with fields is saved by them (`forms`). pydantic validates only data that an `upgrade` has changed. Any other
+class needs `encode` and `decode`. Version 0 is for unregistered classes (`by_name`).
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def _form(cls: type, encode: Any, decode: Any) -> Form:
 
 
 def structure_of(name: str, version: int, form: Form) -> Structure:
-    """How objects of a form are saved under this name and version."""
+    """Return how objects of a form are saved under this name and version."""
     return _by_fields(name, version, form.take) if isinstance(form, ByFields) else _by_value(name, version, form.take)
 
 
 def kind_by_name(value: object) -> Structure | None:
-    """How to save a value of a class that is not registered, where that is asked for; None when it cannot be."""
+    """Return how to save a value of an unregistered class; None if that is impossible."""
     cls = type(value)
     named = by_name.form_by_name(cls)
     return None if named is None else _structure_by_name(*named)
@@ -182,7 +182,7 @@ def _call(role: str, name: str, function: Callable[..., Any], *arguments: object
         raise Problem(f"{role} of type {name!r} failed: {type(error).__name__}: {error}", error=Validation) from error
 
 
-# Loading finds these by their tags; what is saved comes from each class's own Structure above.
+# Loading finds these by their tags; for saving, each class has its own Structure above.
 add(Structure(Tag.FIELDS, "registered type", Shape.FIELDS, 3, lambda value: ((), ()), _build_fields))
 add(Structure(Tag.VALUE, "registered type", Shape.ITEMS, 3, lambda value: ((), ()), _build_value))
 by_class[by_name.Unrestored] = Choice(_kind_of_unrestored)

@@ -22,21 +22,21 @@ _FIT = "give a target of that form, or load without into="
 
 
 class Branches:
-    """The branches of a raw tree whose '/'-joined paths match any of some glob patterns."""
+    """The branches of a raw tree whose '/'-joined paths match some glob patterns."""
 
     def __init__(self, patterns: Sequence[str], unpacker: Unpacker) -> None:
         if isinstance(patterns, str):
             patterns = [patterns]
         self._regexes = {pattern: re.compile(fnmatch.translate(pattern)) for pattern in patterns}
         self._beginnings = {pattern: re.split(r"[*?\[]", pattern, maxsplit=1)[0] for pattern in patterns}
-        self._found: set[str] = set()
+        self._matched: set[str] = set()
         self._unpacker = unpacker
 
     def prune(self, raw: Raw) -> Raw:
-        """`raw` without what nothing matches. A pattern that matches nothing is NotFound."""
+        """Return `raw` without unmatched branches. Raises NotFound for a pattern without a match."""
         pruned = self._prune(raw, "", 0)
-        # A pattern below a branch that another one took whole has not been tried yet.
-        for pattern in self._regexes.keys() - self._found:
+        # A pattern below a branch that another pattern selected completely has not been tried yet.
+        for pattern in self._regexes.keys() - self._matched:
             if not self._any_below(raw, "", 0, [pattern]):
                 raise NotFound(
                     f"nothing in the state matches {pattern!r}",
@@ -46,11 +46,11 @@ class Branches:
 
     def _matches(self, path: str, patterns: Iterable[str]) -> bool:
         matching = {pattern for pattern in patterns if self._regexes[pattern].match(path)}
-        self._found |= matching
+        self._matched |= matching
         return bool(matching)
 
     def _may_match_below(self, path: str, patterns: Iterable[str]) -> bool:
-        """Whether a longer path can match: else a branch need not be walked, however many items it has."""
+        """Return whether a longer path can match; otherwise a branch need not be walked, however many items it has."""
         below = f"{path}/"
         return any(
             (start := self._beginnings[pattern]).startswith(below) or below.startswith(start) for pattern in patterns
@@ -95,7 +95,7 @@ class Placement:
     """Lifts a tree into the arrays of a state of the same form, or of a part of it."""
 
     def __init__(self, unpacker: Unpacker, targets: dict[int, memoryview | DeviceMemory] | None = None) -> None:
-        """With `targets`, only collects the memory for each buffer; nothing is fetched or written."""
+        """Prepare to lift. With `targets`, only collect the memory for each buffer, without fetching or writing."""
         self._unpacker = unpacker
         self._targets = targets
 
@@ -135,7 +135,7 @@ class Placement:
         if not isinstance(view, memoryview):
             if type(reference) is bytes:
                 view.take(self._unpacker.bytes_of(reference, view.size_bytes))  # a copy: torch warns of read-only ones
-            elif not isinstance(self._unpacker.ask(reference), DeviceMemory):  # otherwise it is there already
+            elif not isinstance(self._unpacker.ask(reference), DeviceMemory):  # otherwise it is already there
                 view.take(self._unpacker.fetch(reference, view.size_bytes))
             return own
         source = self._unpacker.bytes_of(reference, view.nbytes)
@@ -188,7 +188,7 @@ def _check_keys(saved: Any, own: dict[object, object]) -> None:
 
 
 def _has_target(own: object, depth: int = 0) -> bool:
-    """Whether there is memory to load into anywhere in the caller's value."""
+    """Return whether the caller's value has memory to load into."""
     kind = kind_of(own)
     if isinstance(kind, Leaf):
         return kind.target is not None

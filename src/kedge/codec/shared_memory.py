@@ -1,4 +1,4 @@
-"""Memory that several values of one state lie in, such as tied weights: stored once, shared again when loaded."""
+"""Memory that several values of a state share, such as tied weights: stored once, and shared again when loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ALIGN_BYTES = 16  # the largest element: a group begins where every dtype may
 
 @dataclass(slots=True)
 class Group:
-    """A range of bytes that values overlap in, and the number of its buffer once it has one."""
+    """A range of bytes in which values overlap, and the number of its buffer once it has one."""
 
     start: int
     stop: int
@@ -18,19 +18,19 @@ class Group:
 
 
 class Shares:
-    """Where the values of a state lie. The first pass over it finds the groups, a second one can use them.
+    """Where the values of a state are in memory. The first pass over it finds the groups; a second one can use them.
 
-    Values that lie in the same memory without overlapping are nobody's business: no write to one shows in another.
+    Values in the same memory that do not overlap need no group: a write to one does not change the other.
     """
 
     def __init__(self, groups: Mapping[Hashable, list[Group]] | None = None, owners: Iterable[object] = ()) -> None:
         self._groups = groups
         self._ranges: dict[Hashable, list[tuple[int, int]]] = {}
-        # Alive until both passes have ended, or a temporary value could be seen at the address of an earlier one.
+        # Alive until both passes have ended, or a temporary value could get the address of an earlier one.
         self._owners = list(owners)
 
     def see(self, place: Hashable, start: int, stop: int, owner: object) -> Group | None:
-        """A value at bytes [start, stop) of `place`, which lives as long as `owner`; its group, if it has one."""
+        """Note a value at bytes [start, stop) of `place`, which lives as long as `owner`. Return its group, if any."""
         if self._groups is None:
             self._owners.append(owner)
             self._ranges.setdefault(place, []).append((start, stop))
@@ -39,7 +39,7 @@ class Shares:
         return next(groups, None)
 
     def found(self) -> Shares | None:
-        """What to pack again with; None when nothing is shared."""
+        """Return the groups for a second pass; None if nothing is shared."""
         groups = {place: _overlapping(ranges) for place, ranges in self._ranges.items() if len(ranges) > 1}
         groups = {place: members for place, members in groups.items() if members}
         return Shares(groups, self._owners) if groups else None

@@ -1,7 +1,7 @@
-"""What an outline shows of arrays, tables and registered types, without their libraries and classes.
+"""The outline of arrays, tables and registered types, without their libraries and classes.
 
-Also the grammar of stored dtypes, which is checked here before numpy sees one: numpy's own parser would take
-an "O", and with it memory full of pointers, from a hostile tree.
+This is also the grammar of stored dtypes, checked here before numpy sees one: numpy's own parser would accept an "O",
+and with it memory full of pointers, from a hostile tree.
 
     dtype   "<f4"  "|b1"  ">U12"  "<M8[25s]"  "<q" (C's long long)  "O" (items are in the tree)
             {"base": dtype, "shape": [length…]}
@@ -28,7 +28,7 @@ _DTYPE = re.compile(
 
 
 def dtype_size(dtype: object) -> int:
-    """Bytes per element of a stored dtype that has a memory layout; ValueError for anything else."""
+    """Return the bytes per element of a stored dtype with a memory layout. Raises ValueError for anything else."""
     if isinstance(dtype, str) and (match := _DTYPE.fullmatch(dtype)):
         kind, *size = [part for part in match.groups() if part is not None]
         if kind in "qQmM":
@@ -45,7 +45,7 @@ def dtype_size(dtype: object) -> int:
 
 
 def dtype_text(dtype: Any) -> str:
-    """A dtype for people."""
+    """Return a dtype as text for people."""
     if isinstance(dtype, str):
         return {"O": "object"}.get(dtype, dtype)
     if "base" in dtype:
@@ -77,14 +77,14 @@ def numbers_of(summary: BufferSummary, most: int) -> list[int | float] | None:
 
 
 def shape_of(lengths: object) -> tuple[int, ...]:
-    """A shape as stored, checked to be one."""
+    """Return a stored shape. Raises ValueError if it is not one."""
     if type(lengths) is not list or any(type(length) is not int or length < 0 for length in lengths):
         raise ValueError(f"{lengths!r} is not a shape")
     return tuple(lengths)
 
 
 def array_parts(values: Any) -> tuple[Any, tuple[int, ...], Literal["C", "F"], Any, int]:
-    """dtype, shape, order, reference and size of a stored array, checked against each other."""
+    """Return dtype, shape, order, reference and size of a stored array, checked against each other."""
     dtype, lengths, order, reference = values
     shape = shape_of(lengths)
     if order not in ("C", "F"):
@@ -110,7 +110,7 @@ def _scalar(payload: bytes, ctx: DecodeContext) -> BufferSummary | TypeSummary:
     return BufferSummary("numpy scalar", dtype_text(dtype), (), size_bytes, **buffer_fields(data))
 
 
-# Bytes per element of the torch dtypes that can be saved, by their names in torch.
+# Bytes per element of the torch dtypes that can be saved, by torch's names.
 TORCH_DTYPES = {
     "bool": 1,
     **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
@@ -141,7 +141,7 @@ class TensorParts:
     requires_grad: bool
     reference: Any
     memory_bytes: int
-    stride: tuple[int, ...] | None = None  # of a tensor that lies in memory with others, from offset_bytes on
+    stride: tuple[int, ...] | None = None  # of a tensor that shares memory with others, from offset_bytes on
     offset_bytes: int = 0
 
 
@@ -182,7 +182,7 @@ def _torch_value(payload: bytes, ctx: DecodeContext) -> TypeSummary:
     return TypeSummary(f"torch.{cls}", 1, {"value": value})
 
 
-# Bytes per element of jax's dtypes, by their names there.
+# Bytes per element of jax's dtypes, by jax's names.
 JAX_DTYPES = {
     **{name: size for name, size in TORCH_DTYPES.items() if not name.startswith(("float8", "float4", "complex32"))},
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
@@ -191,10 +191,10 @@ JAX_DTYPES = {
 
 
 def jax_parts(values: Any) -> tuple[str, tuple[int, ...], str, Any, int]:
-    """dtype, shape, kind of random key or nothing, reference and size of a jax array."""
+    """Return dtype, shape, kind of random key or "", reference and size of a jax array."""
     dtype, lengths, kind, reference = values
     if dtype not in JAX_DTYPES or type(kind) is not str:
-        raise ValueError(f"{dtype!r} is no dtype of jax")
+        raise ValueError(f"{dtype!r} is not a dtype of jax")
     shape = shape_of(lengths)
     return dtype, shape, kind, reference, JAX_DTYPES[dtype] * math.prod(shape)
 
@@ -205,7 +205,7 @@ def _jax(payload: bytes, ctx: DecodeContext) -> BufferSummary:
 
 
 def table_parts(values: Any) -> tuple[str, dict[str, Any], int, Any]:
-    """Class, what else is known of it, size and reference of a table stored as Arrow IPC."""
+    """Return class, further facts, size and reference of a table stored as Arrow IPC."""
     cls, about, size_bytes, reference = values
     if type(cls) is not str or type(about) is not dict:
         raise ValueError("not a table")

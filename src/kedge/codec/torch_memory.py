@@ -13,13 +13,13 @@ import torch
 from kedge.chunks import CHUNK_BYTES, TASK_BYTES, Deferred
 from kedge.errors import Validation
 
-# Each piece must be a task of its own: the next one a thread reads takes the same buffer.
+# Each piece must be a task of its own, because the next one a thread reads reuses the buffer.
 assert 4 * CHUNK_BYTES >= TASK_BYTES
 REACHABLE = frozenset({"cpu", "cuda", "xpu", "mps"})  # a "meta" tensor has no bytes
 
 
 def bytes_of(tensor: Any) -> memoryview:
-    """The bytes of a contiguous tensor in main memory, not copied. Works without numpy and for every dtype."""
+    """Return the bytes of a contiguous tensor in main memory, not copied. Works without numpy, for every dtype."""
     size_bytes = tensor.numel() * tensor.element_size()
     if not size_bytes:
         return memoryview(bytearray())
@@ -29,12 +29,12 @@ def bytes_of(tensor: Any) -> memoryview:
 
 
 def flat(storage: Any, start: int, stop: int) -> object:
-    """A range of a storage as a tensor of bytes over the same memory."""
+    """Return a range of a storage as a tensor of bytes over the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (stop - start,), (1,))
 
 
 def is_remote(tensor: Any) -> bool:
-    """Whether the processor cannot reach the tensor's memory."""
+    """Return whether the processor cannot reach the tensor's memory."""
     return bool(tensor.device.type != "cpu")
 
 
@@ -46,7 +46,7 @@ def allocate(size_bytes: int, device: Any) -> object:
 
 
 def parse_device(device: object) -> str:
-    """The name of a device that tensors can be loaded onto; Validation for any other."""
+    """Return the name of a device that tensors can be loaded onto. Raises Validation for any other."""
     try:
         name = str(torch.device(device))
         torch.empty(0, device=name)
@@ -59,7 +59,7 @@ def parse_device(device: object) -> str:
 
 
 class _Staging(threading.local):
-    """One buffer per thread that the accelerator can copy from and to by itself, made once."""
+    """One buffer per thread that the accelerator can copy from and to directly, created once."""
 
     def __init__(self) -> None:
         self.tensor = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
@@ -105,7 +105,7 @@ class TensorMemory:
             torch.cuda.current_stream(self.tensor.device).synchronize()
 
     def lock(self, memory: memoryview) -> bool:
-        """Pages that stay where they are can be copied to at the full speed of the bus: 8 GiB in 0.16 s."""
+        """Pin pages, so that copies run at the full speed of the bus: 8 GiB in 0.16 s."""
         if not self.tensor.is_cuda:
             return False
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

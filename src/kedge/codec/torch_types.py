@@ -1,7 +1,7 @@
-"""torch: dense and sparse tensors, parameters, and the small values found beside them.
+"""torch: dense and sparse tensors, parameters, and the small values beside them.
 
-As in torch.save, `.grad` and hooks are not part of a tensor's state. A tensor comes back contiguous, in main memory or
-on the device that load was given; tensors that overlap in memory come back over one memory, with their strides.
+As in torch.save, `.grad` and hooks are not part of a tensor's state. A tensor is loaded contiguous, in main memory or
+on the given device. Tensors that overlap in memory are loaded over one memory, with their strides.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _save_tensor(tensor: Any, ctx: EncodeContext) -> bytes:
 
 
 def _group_of(tensor: Any, ctx: EncodeContext) -> tuple[Group | None, int]:
-    """The memory it shares with other tensors of the state, and where in its storage it begins."""
+    """Return the memory it shares with other tensors of the state, and where in its storage it begins."""
     if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
         return None, 0
     storage, size = tensor.untyped_storage(), tensor.element_size()
@@ -99,7 +99,7 @@ def _load_tensor(payload: bytes, ctx: DecodeContext) -> Any:
 
 
 def _memory(parts: TensorParts, ctx: DecodeContext) -> Any:
-    """The memory of a tensor as a tensor of bytes; the same one for all that share it."""
+    """Return the memory of a tensor as a tensor of bytes; the same one for all that share it."""
     reference, size_bytes = parts.reference, parts.memory_bytes
     device = torch.device(ctx.device.name) if ctx.device is not None else torch.device("cpu")
     if not size_bytes:
@@ -113,7 +113,7 @@ def _memory(parts: TensorParts, ctx: DecodeContext) -> Any:
         ctx.device.targets[reference] = TensorMemory(storage)
     else:
         memory = ctx.bytes_of(reference, size_bytes)
-        # torch has no read-only tensors: a write to one would end the process.
+        # torch has no read-only tensors: a write to one would kill the process.
         storage = torch.frombuffer(unseal(memory) if memory.readonly else memory, dtype=torch.uint8).to(device)
     if type(reference) is int:
         ctx.shared[reference] = storage
@@ -140,7 +140,7 @@ def _tensor_target(payload: bytes, ctx: DecodeContext, own: Any) -> tuple[int | 
     if own.is_conj() or own.is_neg():
         raise Problem("the target tensor is a lazy view", "use .resolve_conj().resolve_neg()", Validation)
     if parts.stride is not None:
-        return None  # it lies in memory with others
+        return None  # it shares memory with other tensors
     return parts.reference, TensorMemory(own) if is_remote(own) and own.numel() else bytes_of(own)
 
 
@@ -171,7 +171,7 @@ def _detached(part: Any) -> object:
 
 
 def _load_sparse(payload: bytes, ctx: DecodeContext) -> Any:
-    device, ctx.device = ctx.device, None  # its indices are looked at before they are believed
+    device, ctx.device = ctx.device, None  # its indices are checked before they are used
     try:
         layout, lengths, requires_grad, *parts = ctx.unpack(payload)
     finally:
