@@ -1,7 +1,7 @@
-"""Trying again what may succeed the next time: `Unavailable`, and nothing else.
+"""Retries for `Unavailable`, and for nothing else.
 
-The pauses double and are drawn at random between half of that and all of it: many clients of a server that is too busy
-do not all come back at once, and none gives up at once on a server that restarts.
+The pauses double, and each is random between half of that and all of it. So many clients of an overloaded server do not
+all return at once, and none gives up at once on a server that restarts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _dice = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often and how patiently. The default waits 9 s at least, 18.3 s at most, before it gives up."""
+    """How often and how long to retry. The default waits at least 9 s, at most 18.3 s, before it gives up."""
 
     attempts: int = 9
     first_s: float = 0.1
     most_s: float = 6.0
 
     def pause(self, failures: int, failure: Unavailable) -> None:
-        """Wait before the next attempt; raises `failure` if that was the last one."""
+        """Wait before the next attempt. Raises `failure` if that was the last one."""
         if failures >= self.attempts:
             raise failure
         pause_s = min(self.most_s, self.first_s * 2 ** (failures - 1))

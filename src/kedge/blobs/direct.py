@@ -1,8 +1,8 @@
-"""How bytes get to the disk and back: in whole blocks, around the page cache where the file system allows it.
+"""Writing to and reading from the disk: in whole blocks, around the page cache where the file system allows it.
 
-Writing 1 GiB through the page cache costs a CPU-second and stalls in the sync; O_DIRECT from a few threads
-reaches the disk's own rate with a tenth of that. Where O_DIRECT is refused, one buffered writer at a time
-pushes dirty pages out as it goes, which is the next best thing. Nothing here knows what a pack is.
+Writing 1 GiB through the page cache costs a CPU-second and stalls in the sync; O_DIRECT from a few threads reaches the
+disk's own rate with a tenth of that. If O_DIRECT is refused, one buffered writer at a time pushes dirty pages out as it
+goes, which is the next best thing. Nothing here knows what a pack is.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-BLOCK_BYTES = 4096  # every write starts and ends on such a boundary; no device of today asks for more
+BLOCK_BYTES = 4096  # every write starts and ends on such a boundary; no device today needs more
 BUFFER_BYTES = 1 << 20  # per thread: the largest single direct transfer
 DIRECT_READ_BYTES = 256 << 10  # smaller reads are not worth the trouble
-KICK_BYTES = 16 << 20  # buffered fallback: how much may be dirty before it is pushed out
+KICK_BYTES = 16 << 20  # buffered fallback: limit of dirty bytes before they are pushed out
 
-O_DIRECT: int = getattr(os, "O_DIRECT", 0)  # 0 where there is none
+O_DIRECT: int = getattr(os, "O_DIRECT", 0)  # 0 if not supported
 _MAX_STALLS = 4
 
 
@@ -31,12 +31,12 @@ def round_up(size: int) -> int:
 
 
 def aligned_memory(size_bytes: int) -> mmap.mmap:
-    """Memory that begins on a page. Private: what Python makes by itself a forked child would write into too (I2)."""
+    """Return page-aligned memory. Private, because a forked child would also write to Python's own shared maps (I2)."""
     return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class _Buffers(threading.local):
-    """One block-aligned buffer per thread, reused: fresh memory costs more than the copy into it."""
+    """One block-aligned buffer per thread, reused: new memory costs more than the copy into it."""
 
     def __init__(self) -> None:
         self.view = memoryview(aligned_memory(BUFFER_BYTES))
@@ -56,7 +56,7 @@ _forked: weakref.WeakSet[_Forked] = weakref.WeakSet()
 
 
 def forget_after_fork(thing: _Forked) -> None:
-    """Call `thing.after_fork()` in every child, where a lock that another thread held stays held for ever."""
+    """Call `thing.after_fork()` in every child, where a lock held by another thread is never released."""
     _forked.add(thing)
 
 
@@ -73,12 +73,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of `data`; os.pwrite itself goes on after signals, short writes are continued here."""
+    """Write all of `data`: os.pwrite continues after signals, and this continues after short writes."""
     done = stalls = 0
     while done < len(data):
         written = os.pwrite(fd, data[done:], offset + done)
         if done + written < len(data):
-            # O_DIRECT takes whole blocks only: a block that was written in part is written again.
+            # O_DIRECT accepts only whole blocks: rewrite a partly written block.
             written -= written % BLOCK_BYTES
         stalls = 0 if written else stalls + 1
         if stalls == _MAX_STALLS:
@@ -92,13 +92,13 @@ class Output:
     def __init__(self, fd: int, *, direct: bool) -> None:
         self.fd = fd
         self.is_direct = direct and _set_direct(fd, True)
-        self.sync_error: OSError | None = None  # met while writing; the file must not be synced any more (I9)
+        self.sync_error: OSError | None = None  # from writing; then the file must not be synced any more (I9)
         self._turn = threading.Lock()
         self._fresh = (0, 0, 0)  # buffered only: bytes, lowest and highest offset written since the last kick
-        self._kicked = (0, 0)  # offset and length handed to the disk, not waited for yet
+        self._kicked = (0, 0)  # offset and length passed to the disk, not yet waited for
 
     def write_first(self, block: bytes) -> None:
-        """Write the first block and learn whether direct writes work: some file systems refuse only here."""
+        """Write the first block, which shows whether direct writes work: some file systems refuse only here."""
         try:
             self.write(memoryview(block), 0)
         except OSError as error:
@@ -111,12 +111,12 @@ class Output:
     def write(self, data: memoryview, offset: int) -> None:
         """Write `data` at `offset`, a block boundary. The rest of its last block reads as zeros."""
         if not self.is_direct:
-            with self._turn:  # parallel buffered writes to one file fight over its pages: five times slower
+            with self._turn:  # parallel buffered writes to one file contend for its pages: five times slower
                 pwrite_all(self.fd, data, offset)
                 self._push_out(offset, len(data))
             return
         if isinstance(data.obj, mmap.mmap) and len(data) % BLOCK_BYTES == 0 and _is_aligned(data):
-            pwrite_all(self.fd, data, offset)  # from where it is; arrays may lie in memory that a disk cannot read
+            pwrite_all(self.fd, data, offset)  # from its place; other arrays may be in memory that a disk cannot read
             return
         buffer = _buffers.view
         for start in range(0, len(data), BUFFER_BYTES):
@@ -128,9 +128,9 @@ class Output:
             pwrite_all(self.fd, buffer[: size + padding], offset + start)
 
     def allocate(self, start: int, size: int) -> None:
-        """Extend the file over [start, start + size), with space of its own where that can be had.
+        """Extend the file over [start, start + size), with space reserved if possible.
 
-        The size grows too: ext4 lets direct writes run in parallel only below the end of a file.
+        The size grows, too: ext4 runs direct writes in parallel only below the end of a file.
         """
         if hasattr(os, "posix_fallocate"):
             try:
@@ -142,7 +142,7 @@ class Output:
         os.ftruncate(self.fd, start + size)
 
     def _push_out(self, offset: int, size: int) -> None:
-        """Every 16 MiB: start writing what is dirty, wait for the 16 MiB before, and drop those."""
+        """Every 16 MiB, start writing dirty pages, wait for the previous 16 MiB, and drop those from the cache."""
         fresh, low, high = self._fresh
         low, high = (min(low, offset), max(high, offset + size)) if fresh else (offset, offset + size)
         self._fresh = (fresh + size, low, high)
@@ -181,12 +181,12 @@ def _set_direct(fd: int, is_direct: bool) -> bool:
 
 
 def sync_data(fd: int) -> None:
-    """fdatasync: the bytes, and what is needed to read them again.
+    """fdatasync: make the bytes durable, and what is needed to read them again.
 
-    That includes the file's size and the turning of preallocated extents into written ones, though not its
-    times: POSIX asks for it ("synchronized I/O data integrity completion"), ext4 and btrfs commit the
-    transaction in which size or extents last changed, xfs forces its log unless only times changed. A direct
-    write has passed the page cache but not the drive's own cache; fdatasync flushes that as well.
+    That includes the file's size and the conversion of preallocated extents into written ones, but not its times. POSIX
+    requires it ("synchronized I/O data integrity completion"). ext4 and btrfs commit the transaction in which size or
+    extents last changed; xfs forces its log unless only times changed. A direct write has passed the page cache but not
+    the drive's own cache; fdatasync flushes that, too.
     """
     if hasattr(os, "fdatasync"):
         os.fdatasync(fd)
@@ -204,7 +204,7 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def make_directories(path: str | bytes, mode: int = 0o777, made: Callable[[str], None] = lambda _: None) -> None:
-    """Make a directory, and those above it that are missing, each durable by its name; `made` is called with each.
+    """Create a directory and missing ones above it, each with a durable name; `made` is called with each.
 
     The default mode is for the user's own files: the umask decides.
     """
@@ -226,7 +226,7 @@ def make_directories(path: str | bytes, mode: int = 0o777, made: Callable[[str],
 
 
 class Input:
-    """A file open for reading, by any number of threads. Closed when the last of them lets go of it."""
+    """A file open for reading, by any number of threads. Closed when the last of them drops it."""
 
     def __init__(self, path: str) -> None:
         self._fds = [os.open(path, os.O_RDONLY)]
@@ -237,21 +237,21 @@ class Input:
                 self._direct_fd = os.open(path, os.O_RDONLY | O_DIRECT)
                 self._fds.append(self._direct_fd)
             except OSError:
-                pass  # not on this file system
+                pass  # not supported by this file system
 
     def __del__(self) -> None:
         for fd in getattr(self, "_fds", ()):
             os.close(fd)
 
     def is_linked(self) -> bool:
-        """Whether the file still has a name; without one, keeping it open only keeps its space occupied."""
+        """Return whether the file still has a name; without one, keeping it open only occupies its space."""
         return os.fstat(self.fd).st_nlink > 0
 
     def read(self, target: memoryview, offset: int) -> int:
         """Fill `target`; return how many bytes there were before the end of the file.
 
-        Large reads of bytes that are not in the page cache go around it: that leaves the CPU to verification
-        (measured cold, 1 GiB, 6 threads: 3.1 against 1.9 GB/s at a third of the CPU time).
+        Large reads of uncached bytes go around the page cache, which leaves the CPU to verification (measured cold, 1
+        GiB, 6 threads: 3.1 against 1.9 GB/s at a third of the CPU time).
         """
         done = 0
         fd = self._direct_fd
@@ -262,7 +262,7 @@ class Input:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                self._direct_fd = None  # refused only when used
+                self._direct_fd = None  # some file systems refuse only here
         while done < len(target):
             count = os.preadv(self.fd, [target[done:]], offset + done)
             if count == 0:
@@ -284,7 +284,7 @@ def _is_aligned(data: memoryview) -> bool:
 
 
 def _read_direct(fd: int, target: memoryview, offset: int) -> int:
-    """Fill `target` as far as direct reads will; return how far. `offset` is a block boundary."""
+    """Fill `target` as far as direct reads can; return how far. `offset` is a block boundary."""
     is_aligned = _is_aligned(target)
     done = 0
     while done < len(target):
@@ -297,12 +297,12 @@ def _read_direct(fd: int, target: memoryview, offset: int) -> int:
             target[done : done + min(count, left)] = buffer[: min(count, left)]
         done += min(count, left)
         if count == 0 or count % BLOCK_BYTES:
-            break  # the end of the file, most likely
+            break  # probably the end of the file
     return done
 
 
 class OpenFiles:
-    """The files read lately, kept open. The oldest are let go, and those that were deleted meanwhile."""
+    """Recently read files, kept open. Drops the oldest, and those that were deleted meanwhile."""
 
     def __init__(self, limit: int, on_open: Callable[[Input], None]) -> None:
         self._limit = limit
@@ -338,5 +338,5 @@ class OpenFiles:
             self._files.clear()
 
     def after_fork(self) -> None:
-        """The descriptors are good in the child too: no read uses their position."""
+        """Replace the lock; the descriptors are valid in the child, because no read uses their position."""
         self._lock = threading.Lock()

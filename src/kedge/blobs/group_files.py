@@ -1,7 +1,7 @@
-"""Whose the files of a store are: its owner's alone, whatever the umask says, or those of a group.
+"""Who owns the files of a store: only its owner, whatever the umask, or a group.
 
-A store is shared if its folder was made for a group to write (`share_with`, or by hand). Whatever is made in it then
-belongs to that group and can be written by it, whoever made it.
+A store is shared if its directory was made group-writable (`share_with`, or by hand). Everything created in it then
+belongs to that group and is group-writable, whoever created it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 OWN_FILE = 0o600
 OWN_FOLDER = 0o700
 _GROUP_FILE = 0o660
-_GROUP_FOLDER = 0o2770  # what is made inside gets the same group
+_GROUP_FOLDER = 0o2770  # what is created inside inherits the group
 
 
 def share(path: str | os.PathLike[str]) -> None:
-    """Give a file or folder to the group of the folder it is in, if that is shared.
+    """Give a file or directory to the group of its directory if that is shared.
 
-    By its path: opening and closing a database here would drop the locks that SQLite holds on it. What is not ours
-    stays as it is: its owner has made it so.
+    Uses its path: opening and closing a database here would drop SQLite's locks on it. Files of other users stay as
+    they are: their owner has set them up.
     """
     folder = os.stat(os.path.dirname(os.path.abspath(path)))
     if not folder.st_mode & stat.S_IWGRP:
@@ -30,7 +30,7 @@ def share(path: str | os.PathLike[str]) -> None:
     try:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
-        return  # gone again
+        return  # deleted meanwhile
     bits = _GROUP_FOLDER if stat.S_ISDIR(status.st_mode) else _GROUP_FILE
     if status.st_uid != os.geteuid():
         return
@@ -38,13 +38,13 @@ def share(path: str | os.PathLike[str]) -> None:
         try:
             os.chown(path, -1, folder.st_gid, follow_symlinks=False)
         except PermissionError:
-            return  # a group that we are not in
+            return  # we are not in that group
     if status.st_mode & bits != bits:
         os.chmod(path, stat.S_IMODE(status.st_mode) | bits)
 
 
 def make_folder(path: Path) -> None:
-    """A folder of a store, with those above it, shared as the one it is in."""
+    """Create a store's directory and those above it, shared like the one it is in."""
     if not path.is_dir():
         make_folder(path.parent)
         make_own_folder(path)
@@ -52,7 +52,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_own_folder(path: Path) -> None:
-    """A folder, with those above it, that is its owner's alone; one that is there stays as it is."""
+    """Create a directory and those above it, accessible only to the owner; an existing one stays as it is."""
     if path.is_dir():
         return
     make_own_folder(path.parent)
@@ -64,7 +64,7 @@ def make_own_folder(path: Path) -> None:
 
 
 def make_store_folder(path: Path) -> None:
-    """The folder of a new store: its owner's alone or, if it was made for its group to write, that group's."""
+    """Create the directory of a new store: only the owner's or, if it is group-writable, that group's."""
     make_own_folder(path)
     status = os.stat(path)
     if status.st_uid == os.geteuid():
@@ -72,14 +72,14 @@ def make_store_folder(path: Path) -> None:
 
 
 def share_with(path: Path, group: str) -> None:
-    """Make a folder, for a new store, that the users of a group share. LookupError when there is no such group."""
+    """Make a directory for a new store that a group shares. Raises LookupError if there is no such group."""
     make_own_folder(path)
     shutil.chown(path, group=group)
     os.chmod(path, _GROUP_FOLDER)
 
 
 def is_shared_with(path: Path, group: str) -> bool:
-    """Whether `share_with` has made this folder. LookupError when there is no such group."""
+    """Return whether `share_with` made this directory. Raises LookupError if there is no such group."""
     import grp  # start time
 
     status = os.stat(path)
@@ -91,12 +91,12 @@ def is_shared_with(path: Path, group: str) -> bool:
 
 
 def tighten(path: Path) -> None:
-    """Take from all users but the owner, and a group that shares it, what they could do with a store."""
+    """Remove all access to a store for others than its owner and a group that shares it."""
     status = os.stat(path)
     excess = 0o007 if status.st_mode & stat.S_IWGRP else 0o077
     if not status.st_mode & excess or status.st_uid != os.geteuid():
         return
-    os.chmod(path, stat.S_IMODE(status.st_mode) & ~excess)  # from now on nobody else reaches what is in it
+    os.chmod(path, stat.S_IMODE(status.st_mode) & ~excess)  # from now on nobody else can reach its content
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
             with suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ def tighten(path: Path) -> None:
 
 
 def open_lock(path: str | os.PathLike[str]) -> int:
-    """A descriptor of a file that is only there to be locked; that takes no right to write it."""
+    """Open a file that exists only to be locked, which needs no permission to write it."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -117,5 +117,5 @@ def open_lock(path: str | os.PathLike[str]) -> int:
 
 
 def is_writable(folder: str | os.PathLike[str]) -> bool:
-    """Whether files can be made in `folder`: by its mode, and by how its disk is mounted."""
+    """Return whether files can be created in `folder`, by its mode and by how its disk is mounted."""
     return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY

@@ -1,6 +1,6 @@
-"""Small files in which Linux tells something, such as which boot of the machine this is.
+"""Small files in which Linux reports facts, such as the current boot of the machine.
 
-They are read anew each time: a process that was dumped goes on in another boot, perhaps on another machine.
+They are read again each time: a process that was dumped continues in another boot, perhaps on another machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _MOST_BYTES = 4096
 
 
 def read_kernel_file(path: str) -> str:
-    """The first line or so of a file in /proc; OSError where there is none. A third of the time of `open`."""
+    """Return the beginning of a file in /proc, in a third of the time of `open`. Raises OSError if there is none."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, _MOST_BYTES).decode(errors="replace")
@@ -20,7 +20,7 @@ def read_kernel_file(path: str) -> str:
 
 
 def boot_id() -> str:
-    """Which boot of which machine this is; "" where the kernel does not say."""
+    """Return the ID of the machine's current boot; "" if the kernel does not report it."""
     try:
         return read_kernel_file("/proc/sys/kernel/random/boot_id").strip()
     except OSError:

@@ -1,6 +1,6 @@
 """Calls of the C library that Python has no function for.
 
-Imported where they are made: ctypes takes 5 ms, which a program that never moves a large state should not pay.
+Imported only where they are called: ctypes takes 5 ms, which a program without large states should not pay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_CACHESTAT = 451  # the number of that system call on all architectures that have it under one
+_CACHESTAT = 451  # the same number on all architectures that have it
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def sync_file_range(fd: int, offset: int, size: int, flags: int) -> None:
 
 
 def sync_file_system(fd: int) -> None:
-    """Make everything written to the file system of `fd` durable, also what others wrote."""
+    """Make everything written to the file system of `fd` durable, including other processes' writes."""
     if not hasattr(library(), "syncfs"):
         os.sync()
     else:
@@ -57,35 +57,35 @@ def sync_file_system(fd: int) -> None:
 
 
 def exchange(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> None:
-    """Let two names change places, at once; not every file system can (EINVAL)."""
+    """Exchange two names atomically. Raises OSError (EINVAL) on file systems that cannot."""
     if not hasattr(library(), "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     _checked(library().renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE))
 
 
 def return_memory_from(size_bytes: int) -> None:
-    """Let memory of this size and more go back to the system as soon as it is freed.
+    """Make freed memory of this size or more return to the system at once.
 
-    By itself glibc stops doing so after the first large piece, and keeps the gaps between the next ones: by thread.
+    Otherwise glibc stops doing so after the first large piece, and each thread keeps the gaps between the next ones.
     """
-    if hasattr(library(), "mallopt"):  # others than glibc do it, or have no such call
+    if hasattr(library(), "mallopt"):  # other libraries do so, or have no such call
         library().mallopt(_MMAP_THRESHOLD, size_bytes)
 
 
 def file_system_of(fd: int) -> int:
-    """The number of the kind of file system that a file is on, as in statfs(2)."""
+    """Return the file system type of a file, as in statfs(2)."""
     answer = (ctypes.c_long * 64)()  # f_type is its first field
     _checked(library().fstatfs(fd, answer))
     return answer[0] & 0xFFFFFFFF
 
 
 def protect(address: int, size: int, protection: int) -> None:
-    """mprotect(2): what the processor allows in this memory from now on."""
+    """mprotect(2): set what the processor allows in this memory."""
     _checked(library().mprotect(address, size, protection))
 
 
 def map_file(address: int | None, size: int, flags: int, fd: int, offset: int) -> int:
-    """mmap(2), read-only, also over memory that is mapped already, which Python's own mmap cannot do."""
+    """mmap(2), read-only, also over mapped memory, which Python's own mmap cannot do."""
     result = library().mmap(address, size, mmap.PROT_READ, flags, fd, offset)
     if result == ctypes.c_void_p(-1).value:
         raise _last_error()
@@ -93,7 +93,7 @@ def map_file(address: int | None, size: int, flags: int, fd: int, offset: int) -
 
 
 def is_cached(fd: int, offset: int, size: int) -> bool:
-    """Whether most of these bytes are in the page cache, where an ordinary read is the faster one."""
+    """Return whether most of these bytes are in the page cache, where an ordinary read is faster."""
     span, counters = (ctypes.c_uint64 * 2)(offset, size), (ctypes.c_uint64 * 5)()
     if library().syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(counters), 0) == 0:
         return counters[0] * mmap.PAGESIZE * 2 > size
@@ -101,7 +101,7 @@ def is_cached(fd: int, offset: int, size: int) -> bool:
 
 
 def is_resident(fd: int, offset: int, size: int) -> bool:
-    """The same for Linux before 6.5, dearer: map the bytes and ask for their pages."""
+    """The same for Linux before 6.5, at a higher cost: map the bytes and query their pages."""
     try:
         address = map_file(None, size, mmap.MAP_SHARED, fd, offset)
     except OSError:

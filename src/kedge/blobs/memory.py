@@ -1,4 +1,4 @@
-"""Blobs that live in this process, for tests and throw-away stores. Each writer fills a pack of its own."""
+"""Blobs in the memory of this process, for tests and temporary stores. Each writer fills its own pack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kedge.ports import Buffer
 
 from .pack_file import check_writer
 
-_BLOCK_BYTES = 4096  # what `scan` steps by, as in packs on disk
+_BLOCK_BYTES = 4096  # the step of `scan`, as in packs on disk
 
 
 class MemoryBlobs:
@@ -20,13 +20,13 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._packs: dict[str, bytearray] = {}
-        self._held: set[str] = set()  # packs whose writers are not released
+        self._held: set[str] = set()  # packs with unreleased writers
 
     def writer(self, size_hint: int) -> MemoryWriter:
         return MemoryWriter(self)
 
     def seal(self) -> None:
-        return None  # every writer has a pack of its own
+        return None  # every writer has its own pack
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         if target.nbytes == 0:
@@ -47,7 +47,7 @@ class MemoryBlobs:
         with self._lock:
             if pack not in self._packs or pack in self._held:
                 return False
-        # No lock is needed while asking: this pack's writer is released, and there will be no other.
+        # No lock is needed for the call: this pack's writer is released, and there will be no other.
         if not is_garbage():
             return False
         with self._lock:
@@ -75,7 +75,7 @@ class MemoryBlobs:
 
 
 class MemoryWriter:
-    """`ports.BlobWriter`; its pack is kept from gc until `release`."""
+    """`ports.BlobWriter`; its pack is protected from gc until `release`."""
 
     def __init__(self, blobs: MemoryBlobs) -> None:
         self._blobs = blobs

@@ -1,11 +1,10 @@
-"""One contiguous, read-only stretch of memory put together from places in many files, without reading them.
+"""One contiguous, read-only range of memory assembled from places in many files, without reading them.
 
 A state loaded this way costs no memory and no time until its bytes are touched. The pages belong to the files:
-they are shared between processes and can be dropped by the kernel at will.
+processes share them, and the kernel can drop them at any time.
 
-A mapped file that is truncated later kills the process that touches the lost part (SIGBUS). Packs only ever
-lose what was never committed, and a removed pack lives on under its mappings; so that takes a damaged disk or
-somebody else's hand.
+A mapped file that is truncated later kills the process that touches the lost part (SIGBUS). Packs only lose what was
+never committed, and a removed pack lives on under its mappings. So only a damaged disk or another program can do that.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MAP_FIXED = 0x10
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`size_bytes` bytes of a region, from `offset` on, that are those of a file from `file_offset` on."""
+    """`size_bytes` bytes of a region from `offset`, which are those of a file from `file_offset`."""
 
     offset: int
     size_bytes: int
@@ -33,14 +32,14 @@ class Piece:
 
 
 def is_mappable(piece: Piece, region_bytes: int) -> bool:
-    """Whether it begins on a page in both places and ends on one, or where the region ends."""
+    """Return whether it begins on a page in both places and ends on one, or where the region ends."""
     begins_well = piece.offset % mmap.PAGESIZE == 0 and piece.file_offset % mmap.PAGESIZE == 0
     ends_well = piece.size_bytes % mmap.PAGESIZE == 0 or piece.offset + piece.size_bytes == region_bytes
     return begins_well and ends_well and piece.size_bytes > 0
 
 
 def unseal(view: memoryview) -> memoryview:
-    """Read-only memory as writable memory: that of a Region itself, in which writes stay private, or a copy."""
+    """Return read-only memory as writable: a Region's own memory, with private writes, or a copy."""
     memory = view.obj
     if not isinstance(memory, mmap.mmap) or not view.contiguous:
         return memoryview(bytearray(view))
@@ -51,16 +50,15 @@ def unseal(view: memoryview) -> memoryview:
 
 
 class Region:
-    """Memory of `size_bytes` bytes: `pieces` mapped from files, zeros elsewhere until something is written there.
+    """Memory of `size_bytes` bytes: `pieces` mapped from files; the rest is zeros until written.
 
-    Write what cannot be mapped through `writable` (never into a mapped piece: that is a segmentation fault),
-    then `seal`. The memory lives as long as any view of it, arrays of numpy included, and is unmapped with
-    the last one.
+    Write what cannot be mapped through `writable` (never to a mapped piece: that is a segmentation fault), then `seal`.
+    The memory lives as long as any view of it, including numpy arrays, and is unmapped with the last one.
     """
 
     def __init__(self, size_bytes: int, pieces: Iterable[Piece] = ()) -> None:
-        # mmap.mmap is the owner: whoever holds a buffer of it keeps it alive, and its end unmaps the whole
-        # range, including what is mapped over parts of it here.
+        # mmap.mmap is the owner: a buffer of it keeps it alive, and its end unmaps the whole range, including what is
+        # mapped over parts of it here.
         self._size_bytes = size_bytes
         self._memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.writable = memoryview(self._memory)[:size_bytes]
@@ -72,7 +70,7 @@ class Region:
             self._map(path, of_one_file)
 
     def seal(self) -> memoryview:
-        """The memory, read-only from now on, for the processor too."""
+        """Return the memory, which is now read-only for the processor, too."""
         self.writable.release()
         with storage_errors("protect", f"{self._size_bytes} bytes of memory"):
             protect(self._address, len(self._memory), mmap.PROT_READ)
@@ -102,7 +100,7 @@ class Region:
 
 
 def _merged(pieces: Iterable[Piece], region_bytes: int) -> list[Piece]:
-    """The pieces in order, those that follow each other in memory and in the file made one."""
+    """Return the pieces in order, joining those that are consecutive in memory and in the file."""
     merged: list[Piece] = []
     end = 0
     for piece in sorted(pieces, key=lambda piece: piece.offset):

@@ -1,4 +1,4 @@
-"""Filling packs in memory and putting them into an object store, several at once (see `objects`)."""
+"""Filling packs in memory and putting them into an object store, several at a time (see `objects`)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from .objects import ObjectBlobs
 
 PACK_BYTES = 16 << 20
-PUTS_AT_ONCE = 4  # of one writer: with the pack being filled, this bounds its memory to 80 MiB
+PUTS_AT_ONCE = 4  # per writer: with the pack being filled, this limits its memory to 80 MiB
 WRITER_ID_LENGTH = 16  # characters of a pack's name that are its writer's ID
 ALIGN_BYTES = 64  # appends begin at multiples of this, so that `scan` finds records
 
 
 class _UnderWay:
-    """A request that runs in the background. What it needs is let go of when nobody holds it any more."""
+    """A request that runs in the background. Nothing keeps its memory alive afterwards."""
 
     def __init__(self, blobs: ObjectBlobs, action: Callable[[], None], memory: bytearray | None = None) -> None:
-        self.memory = memory  # that it sends from
+        self.memory = memory  # the data it sends
         self._blobs = blobs
         self._action = action
         self._future = blobs.submit(action)
 
     def wait(self) -> None:
-        """Until it has been done. After Unavailable the next call waits for another try."""
+        """Wait until it is done. After Unavailable the next call waits for another attempt."""
         try:
             self._future.result()
         except Unavailable:
@@ -43,12 +43,12 @@ class _UnderWay:
         return self._future.done()
 
     def finish(self) -> None:
-        """Until nothing is under way any more, for better or worse."""
+        """Wait until it has ended, in success or failure."""
         self._future.exception()
 
 
 class ObjectWriter:
-    """`ports.BlobWriter`. After Unavailable the same call may be made again: nothing that was appended is lost."""
+    """`ports.BlobWriter`. After Unavailable the same call may be repeated: nothing appended is lost."""
 
     def __init__(self, blobs: ObjectBlobs) -> None:
         self._pid = os.getpid()
@@ -58,7 +58,7 @@ class ObjectWriter:
         self._pack = ""
         self._memory = bytearray()
         self._end = 0
-        self._spare: list[bytearray] = []  # of packs that have arrived: fresh memory costs more than copying into it
+        self._spare: list[bytearray] = []  # of packs that were sent: new memory costs more than copying into it
         self._registering: _UnderWay | None = None
         self._under_way: list[_UnderWay] = []
         self._sent: list[str] = []
@@ -105,7 +105,7 @@ class ObjectWriter:
         self.release()
 
     def withdraw(self, pack: str, offset: int) -> None:
-        """The pack is this writer's alone."""
+        """Delete the pack, which only this writer uses."""
         self._blobs.discard([pack])
         self.release()
 
@@ -121,12 +121,12 @@ class ObjectWriter:
             self._blobs.drop(self._id)
 
     def _register(self) -> None:
-        """In the background: until the index fences a pack off, being seen late costs at most work done twice."""
+        """Register in the background: until a pack is condemned, late registration costs at most repeated work."""
         if self._registering is None or (self._registering.is_done() and self._blobs.is_due(self._id)):
             self._registering = _UnderWay(self._blobs, partial(self._blobs.register, self._id))
 
     def _begin(self, size_bytes: int) -> None:
-        """A new pack, with room for an append of this size; it takes only as much memory as is written to."""
+        """Begin a pack with room for an append of this size; memory is used only as far as it is written."""
         self._pack = self._id + os.urandom(WRITER_ID_LENGTH // 2).hex()
         first = header(self._pack)
         room = max(PACK_BYTES, len(first) + size_bytes + ALIGN_BYTES)
@@ -140,7 +140,7 @@ class ObjectWriter:
         return start
 
     def _wait(self) -> None:
-        """For the first of the puts under way."""
+        """Wait for the first put in progress."""
         self._under_way[0].wait()
         done = self._under_way.pop(0)
         if done.memory is not None and len(done.memory) == PACK_BYTES:

@@ -1,20 +1,20 @@
 """Packs as objects of a store for many machines: S3, Google Cloud Storage, Azure, through obstore.
 
-    <prefix>/packs/<32 hex>      a pack: written by one put that creates it, never changed
-    <prefix>/writers/<16 hex>    "a writer is at work": the first half of the names of its packs
-    <prefix>/store               the ID of the store whose packs these are (see `owner`)
-    <prefix>/clock               rewritten to learn what time it is for the store
+    <prefix>/packs/<32 hex>      a pack: created by one put, never changed
+    <prefix>/writers/<16 hex>    a writer is active; its packs' names begin with this
+    <prefix>/store               the ID of the store that owns the packs (see `owner`)
+    <prefix>/clock               rewritten to read the store's time
 
-A pack is at most one put of 16 MiB, several under way at once: as fast as a multipart upload, and a crash leaves no
-half of one behind. Its name is drawn at random by its writer, so that a put whose answer was lost and that is repeated
-finds its own object: "exists already" is then success.
+A pack is at most one put of 16 MiB, several in progress: as fast as a multipart upload, and a crash leaves no partial
+pack. Its writer draws its name at random. So a put that is repeated after a lost answer finds its own object: "already
+exists" then means success.
 
-No lock reaches writers on other machines. Two things stand in for it:
+No lock reaches writers on other machines. Two mechanisms replace it:
 
-- A writer registers itself, renews that while it works, and takes it back when it is released. `remove` leaves the
-  packs of registered writers alone. A crashed writer's registration counts for `grace_s`, by the store's own clock.
-- A writer may sleep for longer than that and wake up. So `remove` asks `is_garbage`, which for an index of many
-  machines is `Index.condemn`: from then on the index refuses to name the pack, and the writer writes again (I3).
+- A writer registers itself, renews that while it works, and removes it when it is released. `remove` skips packs of
+  registered writers. A crashed writer's registration is valid for `grace_s`, by the store's own clock.
+- A writer may sleep longer than that and wake up. So `remove` asks `is_garbage`, which for an index of many machines is
+  `Index.condemn`: from then on the index refuses to name the pack, and the writer writes again (I3).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .workers import Workers
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
 
-GRACE_S = 3600.0  # for which a writer that says nothing any more is taken for living
+GRACE_S = 3600.0  # how long a silent writer is considered alive
 
 _HEADER_BYTES = 4096
 _SCAN_BYTES = 4 << 20
@@ -63,18 +63,18 @@ class ObjectBlobs:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._workers: Workers | None = None
-        self._registered: dict[str, float] = {}  # writers of ours, and when we last said so (monotonic)
-        self._dropped: deque[str] = deque()  # of those, forgotten before their commit
-        self._clock: tuple[float, float] | None = None  # (monotonic, the store's) at one moment
-        self._claim: Callable[[], None] | None = None  # to be made before anything is written or removed
+        self._registered: dict[str, float] = {}  # our writers, and when they last registered (monotonic)
+        self._dropped: deque[str] = deque()  # of those, discarded before their commit
+        self._clock: tuple[float, float] | None = None  # (monotonic, the store's) at the same moment
+        self._claim: Callable[[], None] | None = None  # done before anything is written or removed
 
     def claim(self, store_id: str, names_packs: Callable[[], bool]) -> None:
-        """Refuse a prefix of another store; `names_packs` says whether the index of this one knows any packs at all."""
+        """Refuse another store's prefix; `names_packs` tells whether this store's index knows any packs."""
         self._claim = partial(claim, self, store_id, names_packs)
         try:
             self._check_owner()
         except Unavailable:
-            pass  # what is in the index can be looked at meanwhile
+            pass  # meanwhile the index can be read
 
     def writer(self, size_hint: int) -> ObjectWriter:
         self._check_process()
@@ -83,7 +83,7 @@ class ObjectBlobs:
         return ObjectWriter(self)
 
     def seal(self) -> None:
-        """Every writer has packs of its own. gc calls this first: forget writers that died long ago."""
+        """Remove registrations of writers that died long ago. Every writer has its own packs anyway."""
         self._check_owner()
         with self.translated("list", "writers"):
             writers = [meta for page in list_objects(self.store, self.root + "writers/") for meta in page]
@@ -106,11 +106,11 @@ class ObjectBlobs:
                 f"pack {pack} is missing", hint="run kedge check; restore the object if there is a copy of it"
             ) from None
         except Unavailable:
-            self._check_length(pack, offset, len(target))  # a range behind the end has no error of its own
+            self._check_length(pack, offset, len(target))  # a range beyond the end has no error of its own
             raise
         if len(data) != len(target):
             self._check_length(pack, offset, len(target))
-            raise Unavailable(f"{path}: the answer was cut off after {len(data)} bytes", hint="try again")
+            raise Unavailable(f"{path}: the response was cut off after {len(data)} bytes", hint="try again")
         target[:] = memoryview(data)
 
     def packs(self) -> Iterator[tuple[str, int]]:
@@ -125,7 +125,7 @@ class ObjectBlobs:
             raise _away(f"{self.root}packs/", error) from error
 
     def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
-        """True means that the store was told to delete it: of several removers, more than one may hear that."""
+        """Delete a pack. True means that the store accepted the deletion; several callers may get True."""
         path = self._path(pack)
         self._check_owner()
         self._forget_dropped()
@@ -138,7 +138,7 @@ class ObjectBlobs:
         return None
 
     def scan(self, pack: str, magic: bytes) -> Iterator[int]:
-        """Of every place that an append may begin at. Reads the whole pack; holds 4 MiB."""
+        """Yield every possible beginning of an append. Reads the whole pack; holds 4 MiB."""
         size = self._size(self._path(pack))
         if size is None:
             raise NotFound(f"pack {pack} is missing")
@@ -154,7 +154,7 @@ class ObjectBlobs:
                 at = window.find(magic, at + 1)
 
     def close(self) -> None:
-        """Take back what writers forgot to. Nothing else is kept open."""
+        """Remove registrations that writers left. Nothing else stays open."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -174,7 +174,7 @@ class ObjectBlobs:
             return self._workers.submit(action)
 
     def create(self, pack: str, data: Buffer) -> None:
-        """Put a whole pack. That it exists already means that an earlier try arrived: nobody else draws its name."""
+        """Put a whole pack. If it exists, an earlier attempt succeeded, because nobody else generates its name."""
         path = self._path(pack)
         with self.translated("write", path):
             try:
@@ -184,7 +184,7 @@ class ObjectBlobs:
                     raise StorageError(f"{path} was written by somebody else", hint="save again") from None
 
     def register(self, writer_id: str) -> None:
-        """Say, or say again, that a writer is at work."""
+        """Register a writer as active, or renew that."""
         with self._lock:
             self._registered[writer_id] = time.monotonic()
         path = self._registration(writer_id)
@@ -200,15 +200,15 @@ class ObjectBlobs:
             self._registered.pop(writer_id, None)
 
     def drop(self, writer_id: str) -> None:
-        """From a destructor, where nothing may be asked of the network."""
+        """Note a writer to unregister; called from a destructor, which must not use the network."""
         self._dropped.append(writer_id)
 
     def discard(self, packs: list[str]) -> None:
-        """Delete packs that an aborted writer had written: no index will ever name them."""
+        """Delete packs of an aborted writer: no index will ever name them."""
         for pack in packs:
             self._delete(self._path(pack))
 
-    # Inside
+    # Internal
 
     def _check_owner(self) -> None:
         if self._claim is not None:
@@ -230,7 +230,7 @@ class ObjectBlobs:
         return self._now_s() - said_at.timestamp() < self.grace_s or writer_id in self._registered
 
     def _now_s(self) -> float:
-        """The time of the store, in whose terms objects are old: our clock may be anything (I4)."""
+        """Return the store's time, which objects' times refer to: our clock may be wrong (I4)."""
         if self._clock is None or time.monotonic() - self._clock[0] > _CLOCK_TRUSTED_S:
             path = self.root + "clock"
             with self.translated("write", path):
@@ -254,7 +254,7 @@ class ObjectBlobs:
             )
 
     def _check_answers(self, path: str) -> None:
-        """Of a bucket that is away, a read says no more than that the object is not there; a listing tells."""
+        """Raise StorageError if the bucket is away: a read then reports only a missing object, but a listing tells."""
         try:
             with self.translated("list", path):
                 for _ in list_objects(self.store, path):
@@ -267,7 +267,7 @@ class ObjectBlobs:
             with self.translated("remove", path):
                 delete(self.store, path)
         except NotFound:
-            pass  # some stores mind
+            pass  # some stores report that
 
     def _registration(self, writer_id: str) -> str:
         return f"{self.root}writers/{writer_id}"
@@ -283,7 +283,7 @@ class ObjectBlobs:
 
     @contextmanager
     def translated(self, action: str, path: str) -> Iterator[None]:
-        """obstore's errors leave as ours. What is not known to be final may be tried again."""
+        """Convert obstore's errors to ours. One that is not known to be final may be retried."""
         self._check_process()
         try:
             yield
@@ -309,16 +309,16 @@ def _short(error: BaseException) -> str:
 
 
 def connect(url: str) -> ObjectBlobs:
-    """The blobs behind s3://bucket/prefix, gs://… or az://…; credentials come from where each cloud's tools look.
+    """Return the blobs at s3://bucket/prefix, gs://… or az://…; credentials come from each cloud's usual places.
 
-    obstore tries nothing again by itself: that is for `RetryingBlobs`, which knows what may be repeated.
+    obstore itself retries nothing: `RetryingBlobs` does, which knows what may be repeated.
     """
     parts = urlsplit(url)
     options: ClientConfig = {"timeout": "60s", "connect_timeout": "10s"}
     endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
     if parts.scheme == "s3" and endpoint.startswith("http://"):
-        options["allow_http"] = True  # whoever names such an endpoint means it
-    # Not every server compares what arrives with the digest in its signature; all compare it with a checksum.
+        options["allow_http"] = True  # such an endpoint was chosen deliberately
+    # Not every server checks the signature's digest against the data; all check a checksum.
     checks: Any = {"checksum_algorithm": "SHA256"} if parts.scheme == "s3" else {}
     try:
         store = from_url(

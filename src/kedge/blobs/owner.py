@@ -1,8 +1,8 @@
-"""Whose the packs under a prefix of an object store are: `<prefix>/store` holds the ID of their store.
+"""Which store owns the packs under a prefix: `<prefix>/store` holds its ID.
 
-To gc of another store, whose index does not name them, they would be garbage (I3). The object is written once, by a put
-that only creates: of two stores that come at the same time, one is refused. A prefix from before there was such an
-object is taken by whoever comes first, unless it holds packs and the index of who comes names none.
+To gc of another store, whose index does not name them, they would be garbage (I3). A put that only creates writes the
+object once: of two stores at the same time, one is refused. An older prefix without this object goes to the first store
+that asks, unless it has packs and that store's index names none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def claim(blobs: ObjectBlobs, store_id: str, names_packs: Callable[[], bool]) -> None:
-    """Make the packs those of this store, or NotAStore if they are another's."""
+    """Claim the packs for this store. Raises NotAStore if they are another's."""
     owner = _read(blobs)
     if owner is None:
         if next(blobs.packs(), None) is not None and not names_packs():
@@ -31,7 +31,7 @@ def claim(blobs: ObjectBlobs, store_id: str, names_packs: Callable[[], bool]) ->
 
 
 def take_over(blobs: ObjectBlobs, store_id: str) -> None:
-    """Make the packs those of this store, whosever they were: their index is lost, and made anew in this one."""
+    """Claim another store's packs, because its index is lost and rebuilt in this store."""
     path = _path(blobs)
     with blobs.translated("write", path):
         put(blobs.store, path, store_id.encode(), use_multipart=False)
@@ -44,9 +44,9 @@ def _create(blobs: ObjectBlobs, store_id: str) -> str | None:
             try:
                 put(blobs.store, path, store_id.encode(), mode="create", use_multipart=False)
             except AlreadyExistsError:
-                return _read(blobs)  # somebody was faster; or we were, and the answer to an earlier try was lost
+                return _read(blobs)  # a faster store's; or ours, from an attempt with a lost answer
     except ReadOnly:
-        pass  # who may only read does no harm
+        pass  # a read-only user does no harm
     return store_id
 
 

@@ -1,4 +1,4 @@
-"""One pack file from the side of the process that appends to it: reserving, writing, syncing, giving back.
+"""One pack file, as used by the process that appends to it: reserving, writing, syncing, freeing.
 
 0      magic, format version, name, CRC-32 of these three, zeros
 4096   an extent, zeros up to the next block, the next extent, …
@@ -28,12 +28,12 @@ NAME = re.compile(r"[0-9a-f]{32}")
 
 _HEADER = struct.Struct("<8sI32s")
 _CRC = struct.Struct("<I")
-_LEAST_STEP = 64 << 10  # preallocation grows with the pack: a tiny store stays tiny
+_LEAST_STEP = 64 << 10  # preallocation grows with the pack, so a tiny store stays tiny
 _MOST_STEP = 16 << 20
 
 
 class Folder:
-    """The directory of packs, whose entries, and its own, must be durable before a commit returns."""
+    """The directory of packs. Its entries, and its own, must be durable before a commit returns."""
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         self.path = path
@@ -45,28 +45,28 @@ class Folder:
     def sync(self) -> None:
         sync_directory(self.path)
         if not self._is_named:
-            # Another process may have made the directory and not have synced its parent yet.
+            # Another process may have created the directory and not synced its parent yet.
             sync_directory(os.path.dirname(self.path))
             self._is_named = True
 
 
 class OpenPack:
-    """A pack that this process made and may append to.
+    """A pack that this process created and may append to.
 
-    `users` counts the writers that hold it. That, locking and closing are the pool's business, under the
-    pool's lock; reserving, writing and syncing are safe from any thread of a writer that is counted.
+    `users` counts the writers that hold it. The pool manages that, locking and closing under its own lock; reserving,
+    writing and syncing are safe from any thread of a counted writer.
     """
 
     def __init__(self, folder: Folder, *, roll_bytes: int, direct: bool) -> None:
         self.name, self._path, self._output = _create(folder.path, direct)
         self.users = 0
-        self.owed = 0  # of the users, writers that are gone and never said that the index has committed
+        self.owed = 0  # users that were collected without confirming that the index has committed
         self._folder = folder
         self._roll_bytes = roll_bytes
         self._changed = threading.Condition()
         self._end = self._allocated = BLOCK_BYTES
         self._committed = 0  # everything below is durable; 0: not even the name
-        self._is_retired = False  # takes no more, but what others wrote can still be committed
+        self._is_retired = False  # accepts no more, but what others wrote can still be committed
         self._is_short = False  # of space on the disk
         self._sync_error: OSError | None = None
         self._is_syncing = False
@@ -76,7 +76,7 @@ class OpenPack:
         return not self._is_retired and self._sync_error is None and self._end < self._roll_bytes
 
     def reserve(self, size: int, hint: int) -> int | None:
-        """The offset of `size` bytes that nobody else will write to; None when the pack takes no more."""
+        """Return the offset of `size` bytes that only the caller writes to; None if the pack is full."""
         with self._changed:
             if not self.takes_more():
                 return None
@@ -100,10 +100,9 @@ class OpenPack:
             raise storage_error("write", self._path, error) from error
 
     def sync(self, end: int) -> None:
-        """Make everything durable that was written before this call; the caller's extents lie below `end`.
+        """Make everything durable that was written before this call; the caller's extents are below `end`.
 
-        Concurrent callers share a sync: one that runs already may have passed our bytes, but the first one
-        begun from now on has not.
+        Concurrent callers share a sync: one in progress may have passed our bytes, but the next one to begin has not.
         """
         with self._changed:
             turn = self._syncs_begun + 1
@@ -134,13 +133,13 @@ class OpenPack:
                 self._changed.notify_all()
 
     def settle(self) -> None:
-        """Nobody is writing: give back what was not committed, and preallocation that a hint overstated."""
+        """Truncate what was not committed, and excess preallocation. Called when nobody writes."""
         if not self._committed:
             self._is_retired = True
             try:
                 os.unlink(self._path)  # nothing in it was ever acknowledged
             except OSError:
-                pass  # gc will find it
+                pass  # gc will remove it
         elif self._end > self._committed or self._allocated > self._end + _MOST_STEP or self._is_short:
             self._is_short = False
             self._truncate()
@@ -158,7 +157,7 @@ class OpenPack:
             self._is_retired = True  # it stays locked until it is closed
 
     def close(self) -> None:
-        """The pack is final: its file ends where its last committed extent does."""
+        """Finish the pack: its file ends where its last committed extent does."""
         if self._committed and self._allocated > self._committed:
             self._truncate()
         self.unlock()  # closing alone would not, if a child was forked meanwhile
@@ -168,7 +167,7 @@ class OpenPack:
         os.close(self._output.fd)
 
     def _grow(self, end: int, hint: int) -> None:
-        """Allocate up to `end`, and ahead for what is known or likely to come if there is space for it."""
+        """Allocate up to `end`, and ahead for known or likely appends if there is space."""
         step = max(round_up(hint), min(self._end // 4, _MOST_STEP), _LEAST_STEP)
         ample = max(end, min(self._end + step, round_up(self._roll_bytes)))
         try:
@@ -181,21 +180,21 @@ class OpenPack:
         self._allocated = ample
 
     def _truncate(self) -> None:
-        """Need not be durable: after a crash the file is longer than needed, and nothing names the rest."""
+        """Truncate to the committed end. Need not be durable: after a crash, nothing names the rest."""
         if self._sync_error is not None:
-            return  # hands off what a failing disk holds
+            return  # do not touch data on a failing disk
         try:
             os.ftruncate(self._output.fd, self._committed)
         except OSError:
-            self._is_retired = True  # costs space, no bytes
+            self._is_retired = True  # costs space, but no data
         else:
             self._end = self._allocated = self._committed
 
 
 class PackPool:
-    """The packs this process appends to: a current one, and those that writers still hold.
+    """The packs this process appends to: the current one, and those that writers still hold.
 
-    Writers share the current pack rather than take one each: fewer files, and one sync serves all of them.
+    Writers share the current pack instead of each having one: fewer files, and one sync serves all of them.
     """
 
     def __init__(self, folder: Folder, *, roll_bytes: int, direct: bool) -> None:
@@ -210,13 +209,13 @@ class PackPool:
         forget_after_fork(self)
 
     def acquire(self) -> OpenPack:
-        """A pack that takes more, locked; the caller owes a release."""
+        """Return a locked pack that accepts more; the caller must release it."""
         with self._lock:
             self._release_dropped()
             if self._is_closed:
                 raise Validation("this store is closed", hint="open it again")
             pack = self._current
-            # Locking fails when gc looks at the pack right now, or has removed it.
+            # Locking fails if gc is examining the pack, or has removed it.
             if pack is None or not pack.takes_more() or not (pack.users or pack.lock()):
                 self._current = None
                 if pack is not None and not pack.users:
@@ -228,7 +227,7 @@ class PackPool:
             return pack
 
     def seal(self) -> None:
-        """Let the next writer begin a new pack."""
+        """Make the next writer begin a new pack."""
         with self._lock:
             pack, self._current = self._current, None
             if pack is not None and not pack.users:
@@ -240,10 +239,10 @@ class PackPool:
             self._release_dropped()
 
     def drop(self, packs: list[OpenPack], *, is_committed: bool) -> None:
-        """The packs of a writer that was garbage collected; this may run inside our own lock and must not wait.
+        """Drop the packs of a garbage-collected writer. May run inside our own lock, so it must not wait.
 
-        What it committed may be on its way into the index still. Nobody will tell when it has arrived, so its
-        packs stay locked until the store is closed (I3).
+        What it committed may still be on its way to the index. Nobody will report its arrival, so its packs stay locked
+        until the store is closed (I3).
         """
         self._dropped.append((packs, is_committed))
         if self._lock.acquire(blocking=False):
@@ -253,7 +252,7 @@ class PackPool:
                 self._lock.release()
 
     def close(self) -> None:
-        """Give back preallocated space. Packs that writers hold are closed when they are released."""
+        """Free preallocated space. Packs that writers hold are closed when they are released."""
         with self._lock:
             self._is_closed = True
             self._current = None
@@ -265,7 +264,7 @@ class PackPool:
                     self._close(pack)
 
     def after_fork(self) -> None:
-        """In the child: packs and their locks are the parent's. Closing them here unlocks nothing there."""
+        """Forget the parent's packs and locks in the child. Closing them here unlocks nothing there."""
         for pack in self._packs:
             pack.forget()
         self._packs.clear()
@@ -316,20 +315,20 @@ def check_writer(pid: int, *, is_finished: bool) -> None:
 
 
 def header(name: str, version: int = FORMAT) -> bytes:
-    """The first block of the pack `name`."""
+    """Return the first block of the pack `name`."""
     fields = _HEADER.pack(MAGIC, version, name.encode())
     return (fields + _CRC.pack(zlib.crc32(fields))).ljust(BLOCK_BYTES, b"\0")
 
 
 def refuse_newer(file: Input) -> None:
-    """UnsupportedFormat for a pack of a newer format (I8)."""
+    """Raise UnsupportedFormat for a pack of a newer format (I8)."""
     check_header(os.pread(file.fd, _HEADER.size + _CRC.size, 0))
 
 
 def check_header(block: bytes) -> None:
-    """UnsupportedFormat if `block`, with which a pack begins, says so.
+    """Raise UnsupportedFormat if `block`, a pack's first, says so.
 
-    A damaged header is no reason to refuse: each chunk is verified by its own digest anyway.
+    A damaged header is accepted: each chunk is verified by its own digest.
     """
     if len(block) < _HEADER.size + _CRC.size:
         return
@@ -343,7 +342,7 @@ def check_header(block: bytes) -> None:
 
 
 def try_lock(fd: int, path: str) -> bool:
-    """Take the lock unless somebody has it; False also when the file was removed before we got it."""
+    """Take the lock if it is free. Return False also if the file was removed meanwhile."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(fd).st_nlink > 0
@@ -354,7 +353,7 @@ def try_lock(fd: int, path: str) -> bool:
 
 
 def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
-    """A new pack, locked by us, with its header written: (name, path, file)."""
+    """Create a locked pack with its header; return (name, path, file)."""
     while True:
         name = os.urandom(16).hex()
         path = os.path.join(directory, name + SUFFIX)
@@ -362,7 +361,7 @@ def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWN_FILE)
         try:
             if not try_lock(fd, path):
-                os.close(fd)  # gc saw it before we had the lock: it is gone, or will be
+                os.close(fd)  # gc saw it before we had the lock: it is, or will be, deleted
                 continue
             share(path)
             output = Output(fd, direct=direct)
@@ -372,7 +371,7 @@ def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
             try:
                 os.unlink(path)
             except OSError:
-                pass  # gc will find it
+                pass  # gc will remove it
             if isinstance(error, StorageError):
                 raise
             raise storage_error("create a pack in", directory, error) from error

@@ -1,12 +1,12 @@
-"""Packs on a local disk: `<directory>/<32 hex>.pack`. The bytes inside are described in `pack_file`.
+"""Packs on a local disk: `<directory>/<32 hex>.pack`. `pack_file` describes the bytes inside.
 
 Who may do what:
 
-- Only the process that created a pack appends to it, and only while it holds `flock` on it. It keeps one
-  current pack across saves; its threads append to that one in parallel and share its syncs.
-- A pack stays locked until every writer that appended to it is released, so that gc cannot judge chunks that
-  are durable but not yet named by the index (I3). Between saves it is free: gc of any process may have it.
-- `remove` needs the lock. A crash drops the lock, and what the crashed process left becomes removable.
+- Only the process that created a pack appends to it, and only while it holds `flock` on it. It keeps one current pack
+  across saves; its threads append to that one in parallel and share its syncs.
+- A pack stays locked until every writer that appended to it is released, so that gc cannot judge chunks that are
+  durable but not yet named by the index (I3). Between saves it is free: gc of any process may lock it.
+- `remove` needs the lock. A crash drops the lock, so that the crashed process's remains can be removed.
 - A pack whose sync failed is never appended to or synced again (I9).
 """
 
@@ -34,7 +34,7 @@ from .pack_file import (
     try_lock,
 )
 
-ROLL_BYTES = 256 << 20  # no extent begins beyond this, so that compacting a pack stays a small matter
+ROLL_BYTES = 256 << 20  # no extent begins beyond this, so that compacting a pack stays a small task
 
 _OPEN_FILES = 64
 _SCAN_BYTES = 4 << 20
@@ -43,8 +43,8 @@ _SCAN_BYTES = 4 << 20
 class PackBlobs:
     """`ports.Blobs` in files of one directory, shared by any number of threads and processes of one machine.
 
-    `direct=False` keeps to the page cache, for file systems whose direct writes are slow or wrong. With `create=False`
-    a directory that is away is not made anew: until it is back, nothing can be said of the packs in it.
+    `direct=False` uses the page cache, for file systems with slow or wrong direct writes. With `create=False` a missing
+    directory is not created: until it is back, nothing is known about its packs.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PackBlobs:
         self._folder = Folder(os.path.abspath(directory), create=create)
         self._files = OpenFiles(_OPEN_FILES, refuse_newer)
         self._pool = PackPool(self._folder, roll_bytes=roll_bytes, direct=direct)
-        # What a forgotten close() leaves is preallocated space: give it back at the latest when Python ends.
+        # A forgotten close() leaves preallocated space: free it at the latest when Python ends.
         weakref.finalize(self, self._pool.close)
 
     def writer(self, size_hint: int) -> PackWriter:
@@ -86,7 +86,7 @@ class PackBlobs:
                 if NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
                     yield name, entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
-                continue  # removed since
+                continue  # removed meanwhile
             except OSError as error:
                 raise storage_error("list", self._folder.path, error) from error
 
@@ -114,7 +114,7 @@ class PackBlobs:
         return self._path(pack)
 
     def scan(self, pack: str, magic: bytes) -> Iterator[int]:
-        """Of every block that begins with `magic`. Survives garbage and unreadable blocks; holds 4 MiB."""
+        """Yield every block that begins with `magic`. Tolerates garbage and unreadable blocks; holds 4 MiB."""
         file = self._open(pack)
         window = aligned_memory(_SCAN_BYTES)
         view = memoryview(window)
@@ -129,7 +129,7 @@ class PackBlobs:
             raise storage_error("scan", self._path(pack), error) from error
 
     def close(self) -> None:
-        """Give back preallocated space and descriptors. Writers still unreleased keep their packs."""
+        """Free preallocated space and descriptors. Unreleased writers keep their packs."""
         self._pool.close()
         self._files.clear()
 
@@ -143,7 +143,7 @@ class PackBlobs:
         except StorageError:
             raise
         except FileNotFoundError as error:
-            if not os.path.isdir(self._folder.path):  # a disk that is away has no packs either, and loses none
+            if not os.path.isdir(self._folder.path):  # a missing disk has no packs either, but has lost none
                 raise storage_error("read", self._folder.path, error) from error
             hint = "run kedge check; restore the file if there is a copy of it"
             raise NotFound(f"pack {pack} is missing", hint=hint) from None
@@ -152,17 +152,17 @@ class PackBlobs:
 
 
 class PackWriter:
-    """`ports.BlobWriter`. Its packs are kept from gc until `release`."""
+    """`ports.BlobWriter`. Its packs are protected from gc until `release`."""
 
     def __init__(self, blobs: PackBlobs, pool: PackPool, size_hint: int) -> None:
         self._pid = os.getpid()
-        self._blobs = blobs  # whose end would close the pool
+        self._blobs = blobs  # keeps the pool open
         self._pool = pool
-        self._hint = size_hint  # what is still to come
+        self._hint = size_hint  # bytes still to come
         self._changed = threading.Condition()
         self._ends: dict[OpenPack, int] = {}  # packs held, and where our last extent in each ends
         self._pack: OpenPack | None = None
-        self._appending = 0  # calls under way
+        self._appending = 0  # calls in progress
         self._is_finished = False
         self._is_committed = False
         self._failure: StorageError | None = None
@@ -220,7 +220,7 @@ class PackWriter:
             self._pool.drop(list(self._ends), is_committed=self._is_committed)
 
     def _finish(self) -> None:
-        """Refuse further appends and wait for those under way: their descriptor may be closed after this."""
+        """Refuse further appends and wait for those in progress: their descriptor may be closed after this."""
         with self._changed:
             self._is_finished = True
             while self._appending:
@@ -228,7 +228,7 @@ class PackWriter:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            kind = type(self._failure)  # a full disk is one for every thread
+            kind = type(self._failure)  # a full disk is full for every thread
             raise kind(f"an earlier write failed: {self._failure.message}", hint=self._failure.hint)
         check_writer(self._pid, is_finished=self._is_finished)
 
@@ -251,7 +251,7 @@ class PackWriter:
 
 
 def _read_damaged(file: Input, target: memoryview, offset: int) -> int:
-    """Read what can be read; blocks the disk no longer gives become zeros."""
+    """Read as much as possible; unreadable blocks become zeros."""
     try:
         return file.read(target, offset)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an object store really does: whether conditional writes mean anything, how fast it is, what time it has.
+"""What an object store really does: whether conditional writes work, its speed, its clock.
 
 Writes a few objects under `<prefix>/probe/` and removes them.
 """
@@ -26,8 +26,8 @@ _LARGE = 4
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    problems: tuple[str, ...]  # promises that the store does not keep
-    put_s: float  # a small object, the middle one of several
+    problems: tuple[str, ...]  # promises that the store breaks
+    put_s: float  # a small object; median of several
     get_s: float
     write_rate: float  # bytes per second, several at once
     read_rate: float
@@ -35,7 +35,7 @@ class Probe:
 
 
 def probe(blobs: ObjectBlobs) -> Probe:
-    """Raises what the adapter raises when the store cannot be used at all."""
+    """Test an object store. Raises what the adapter raises if the store cannot be used at all."""
     folder = f"{blobs.root}probe/{os.urandom(8).hex()}"
     paths: list[str] = []
 
@@ -58,7 +58,7 @@ def probe(blobs: ObjectBlobs) -> Probe:
 
 
 def _conditional(blobs: ObjectBlobs, name: Callable[[str], str]) -> list[str]:
-    """Two writers at once may both try to create an object; one of them must be told that it exists."""
+    """Let two writers create the same object: one of them must be refused."""
     problems: list[str] = []
     for race in range(_RACES):
         path = name(f"race-{race}")

@@ -1,10 +1,10 @@
-"""Space that a store keeps for the day its disk is full: enough to open it and to delete from it.
+"""Space that a store reserves for a full disk: enough to open it and to delete from it.
 
-<folder>/reserve/0 … 3      allocated, never read: 5 MiB in all, less on a disk below 80 MiB
+    <folder>/reserve/0 … 3      allocated, never read: 5 MiB in all, less on a disk below 80 MiB
 
-SQLite needs two files to open a database, a log before it deletes anything, and once more the space of that log, up to
-4 MiB, to move it on. On a disk without a free block or a free inode nothing could ever be freed. Saves never get the
-reserve: one that would live on it is refused until it is whole again.
+SQLite needs two files to open a database, a log before it deletes anything, and as much space again, up to 4 MiB, to
+apply that log. On a disk without a free block or inode nothing could ever be freed. Saves never use the reserve: they
+are refused until it is complete again.
 """
 
 from __future__ import annotations
@@ -24,24 +24,22 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Reserve:
-    """The reserve in `folder`. Shared by processes: what one has let go of, another may fill up again."""
+    """The reserve in `folder`. Shared by processes: one may refill what another has released."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / NAME
         self.is_whole = True  # as far as this process knows
 
     def refill(self) -> bool:
-        """Whether all of it is there, after taking what can be had. Never fails because a disk is full."""
+        """Refill as far as possible; return whether the reserve is complete. Never fails because a disk is full."""
         disk = os.statvfs(self._folder.parent)
         size = min(max(disk.f_blocks * disk.f_frsize // _PART_OF_DISK, _LEAST_BYTES), _MOST_BYTES)
-        are_filled = [
-            self._is_taken(self._folder / str(number), size) for number in range(_FILES)
-        ]  # as many as there can be
+        are_filled = [self._is_taken(self._folder / str(number), size) for number in range(_FILES)]  # as many as fit
         self.is_whole = all(are_filled)
         return self.is_whole
 
     def release(self) -> bool:
-        """Let go of it; whether there was anything."""
+        """Free the reserve; return whether there was any."""
         self.is_whole = False
         is_freed = False
         for number in range(_FILES):
@@ -79,7 +77,7 @@ def _size(path: Path) -> int:
 
 
 def _allocate(handle: int, size: int) -> None:
-    """Blocks of its own: a hole would reserve nothing."""
+    """Allocate blocks: a hole would reserve nothing."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(handle, 0, size)

@@ -1,4 +1,4 @@
-"""Blobs whose calls are made again when the store behind them is unavailable."""
+"""Blobs whose calls are retried if the store behind them is unavailable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .backoff import Backoff
 
 
 class RetryingBlobs:
-    """`ports.Blobs` around another one, whose calls may be made again after Unavailable."""
+    """`ports.Blobs` around another one, whose calls may be repeated after Unavailable."""
 
     def __init__(self, inner: Blobs, backoff: Backoff | None = None) -> None:
         self.inner = inner
@@ -33,7 +33,7 @@ class RetryingBlobs:
         return self.backoff.run(lambda: self.inner.remove(pack, is_garbage))
 
     def scan(self, pack: str, magic: bytes) -> Iterator[int]:
-        """Begins anew after a failure, and leaves out what it has said before."""
+        """Restart after a failure, skipping what was yielded before."""
         last, failures = -1, 0
         while True:
             try:

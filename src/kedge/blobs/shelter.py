@@ -1,15 +1,15 @@
-"""Calls of the main thread, run in another one: no signal handler can interrupt them there.
+"""Calls of the main thread, run in another thread, where no signal handler can interrupt them.
 
-Python runs signal handlers in the main thread, between any two steps of whatever it is doing. If that holds a lock, a
-handler that saves waits for ever for a lock of its own thread; if the handler raises, as Ctrl-C does, what was begun
-stays half-done. So the main thread holds no lock and changes no state of a store: it hands over what it wants
-done, and waits. A handler that comes meanwhile can do the same.
+Python runs signal handlers in the main thread, between any two steps of its work. If it holds a lock, a handler that
+saves waits forever for a lock of its own thread. If the handler raises, as Ctrl-C does, an operation stays half-done.
+So the main thread holds no lock and changes no state of a store: it hands its calls over and waits. A handler that runs
+meanwhile can do the same.
 
-Whole ports are `guarded` so, but for the methods that they name in their `in_place`: these hold no lock and change
-nothing, wherever they are interrupted.
+Whole ports are `guarded` this way, except the methods they name in `in_place`: these hold no lock and change nothing,
+wherever they are interrupted.
 
-What interrupts the waiting is raised when the call has ended, which it is told to do (`give_up_if_abandoned`), so that
-nothing happens behind the caller's back; after `PATIENCE_S` at most.
+An interrupt of the wait is raised once the call has ended, which it is told to do (`give_up_if_abandoned`), so that
+nothing happens unnoticed; at most after `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE_S = 5.0
-_LOOK_EVERY_S = 0.05  # for a signal that came just before the waiting began: Python looks only when something happens
-_MOST_HELPERS = 1000  # as many calls as handlers interrupt each other
+_LOOK_EVERY_S = 0.05  # for a signal just before the wait: Python checks only when something happens
+_MOST_HELPERS = 1000  # as many calls as handlers can interrupt each other
 
 
 class Abandoned(BaseException):
-    """Whoever asked for this has gone. Never leaves this module: nobody is there to see it."""
+    """The caller has gone. Never leaves this module, because nobody is there to see it."""
 
 
 class _Call(Generic[T]):
@@ -45,7 +45,7 @@ class _Call(Generic[T]):
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
-        self._turn = [True]  # taken by the thread that runs it: popping from a list is one step
+        self._turn = [True]  # taken by the thread that runs it: popping from a list is atomic
         self.result: T | None = None
         self.error: BaseException | None = None
         self.is_abandoned = False
@@ -57,12 +57,12 @@ class _Call(Generic[T]):
         try:
             self._turn.pop()
         except IndexError:
-            return  # begun twice, see `_leave`
+            return  # started twice, see `_leave`
         _here.call = self
         try:
             give_up_if_abandoned()
             self.result = self._function()
-        except BaseException as error:  # noqa: BLE001 - raised where the call came from
+        except BaseException as error:  # noqa: BLE001 - raised in the calling thread
             self.error = error
         finally:
             _here.call = None
@@ -70,7 +70,7 @@ class _Call(Generic[T]):
             self.wake.release()
 
     def wait(self, begin: Callable[[], None], patience_s: float = PATIENCE_S) -> T:
-        """In the main thread: begin, and answer what the call came to."""
+        """Start the call from the main thread and return its result."""
         try:
             begin()
             while not self.wake.acquire(timeout=_LOOK_EVERY_S):
@@ -83,22 +83,22 @@ class _Call(Generic[T]):
                 raise self.error
             return cast(T, self.result)
         finally:
-            self.error = None  # whose traceback leads here
+            self.error = None  # its traceback refers to this frame
 
     def _leave(self, begin: Callable[[], None], patience_s: float) -> None:
-        """Nothing depends on this being finished: an interrupt here leaves a call that ends by itself."""
+        """Abandon the call. Nothing depends on this: if it is interrupted, the call still ends by itself."""
         self.is_abandoned = True
-        begin()  # it may not have come to that; who comes second finds it taken
+        begin()  # it may not have started; a second start finds it taken
         until = time.monotonic() + patience_s
         while not self.is_done and time.monotonic() < until:
             try:
                 self.wake.acquire(timeout=_LOOK_EVERY_S)
-            except BaseException:  # noqa: BLE001 - the first one is on its way, and this one would not end sooner
+            except BaseException:  # noqa: BLE001 - the first interrupt is on its way, and this one would not end sooner
                 continue
 
 
 class _Process:
-    """What is different in a forked child: which thread is the main one, and who helps it."""
+    """What differs in a forked child: which thread is the main one, and its helpers."""
 
     def __init__(self) -> None:
         self.is_forking = False
@@ -113,7 +113,7 @@ class _Process:
         self._helpers.start(task)
 
     def refuse_forking(self) -> None:
-        if self.is_forking:  # by this thread, and everybody else waits until it is done
+        if self.is_forking:  # by this thread; all others wait until it is done
             raise StorageError("a signal handler cannot use a store while its process forks", hint="try again later")
 
 
@@ -122,7 +122,7 @@ os.register_at_fork(after_in_child=_process.renew)
 
 
 def forking(is_forking: bool) -> None:
-    """Called by whoever stops the work of others for a fork, before and after."""
+    """Note the beginning or end of a fork. Called by code that stops other threads for it."""
     _process.is_forking = is_forking and threading.get_ident() == _process.main_thread
 
 
@@ -134,14 +134,14 @@ _here = _Here()
 
 
 def give_up_if_abandoned() -> None:
-    """Between two steps of something long, and before what others will see: end here if nobody waits any more."""
+    """Raise Abandoned if nobody waits. Called between steps of long work, and before its effects become visible."""
     call = _here.call
     if call is not None and call.is_abandoned:
         raise Abandoned
 
 
 def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """`function(…)`, where no signal handler can interrupt it."""
+    """Call `function(…)` where no signal handler can interrupt it."""
     if not is_exposed():
         return function(*args, **kwargs)
     call = _Call(functools.partial(function, *args, **kwargs))
@@ -149,7 +149,7 @@ def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def wait_for(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """The same for what only waits: an interrupt ends the waiting at once."""
+    """The same for a call that only waits: an interrupt ends the wait at once."""
     if not is_exposed():
         return function(*args, **kwargs)
     call = _Call(functools.partial(function, *args, **kwargs))
@@ -157,12 +157,12 @@ def wait_for(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> 
 
 
 def is_exposed() -> bool:
-    """Whether signal handlers run in this thread."""
+    """Return whether signal handlers run in this thread."""
     return threading.get_ident() == _process.main_thread
 
 
 def sheltered(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: every call runs as with `run`."""
+    """Decorate a function to run each call with `run`."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -172,9 +172,9 @@ def sheltered(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Turns:
-    """Calls of the main thread that must not overtake each other: a save from a handler comes behind the one it met.
+    """Calls of the main thread that must stay in order: a handler's save follows the one it interrupted.
 
-    A thread of its own runs them, and ends with this object.
+    A separate thread runs them, and ends with this object.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Turns:
         self.close()
 
     def close(self) -> None:
-        """End the thread. What is called now runs where it is called: it is told that all is closed."""
+        """End the thread. Later calls run in the caller's thread, where they find everything closed."""
         self._is_closed = True
         self._queue.put(None)
 
@@ -203,33 +203,33 @@ class Turns:
                 start(
                     threading.Thread(target=_serve, args=(self._queue, self._serving), name="kedge-turns", daemon=True)
                 )
-                self._has_begun = True  # begun again where an interrupt came between
+                self._has_begun = True  # repeated if an interrupt came in between
 
         return call.wait(begin)
 
 
 def _serve(queue: SimpleQueue[Callable[[], None] | None], serving: threading.Lock) -> None:
-    """One call after the other. A thread that was begun too many waits until the end."""
+    """Run calls one by one. A surplus thread waits until the end."""
     with serving:
         while (call := queue.get()) is not None:
             call()
-            del call  # nothing it refers to lives on until the next one comes
+            del call  # frees what it refers to before the next one comes
     queue.put(None)
 
 
 def guarded(port: T) -> T:
-    """The same index, blobs or writer. Wherever it is called from, an interrupt leaves no lock held in it."""
+    """Wrap an index, blobs or writer. Whoever calls it, an interrupt leaves no lock held in it."""
     return port if isinstance(port, _Guarded) else cast(T, _Guarded(port))
 
 
 def together(port: object, read: Callable[[], T]) -> T:
-    """`read()`, which asks a port several times: if each call were to run in another thread, all of it runs there."""
+    """Run `read`, which calls a port several times. If each call would run in another thread, all of it runs there."""
     is_elsewhere = type(port) is _Guarded and "read" not in getattr(port, "in_place", ())
     return run(read) if is_elsewhere else read()
 
 
 class _Guarded:
-    """Looks like what it guards, also to isinstance."""
+    """Looks like the object it guards, even to isinstance."""
 
     def __init__(self, port: Any) -> None:
         object.__setattr__(self, "_port", port)
@@ -243,11 +243,11 @@ class _Guarded:
         if name.startswith("_") or not callable(value):
             return value
         guard = _guard(self._port, name)
-        object.__setattr__(self, name, guard)  # found at once the next time
+        object.__setattr__(self, name, guard)  # the next look-up finds it directly
         return guard
 
     def __setattr__(self, name: str, value: object) -> None:
-        """A method that somebody puts in the place of ours is called by who calls this, not by what is guarded."""
+        """Set an attribute. A replaced method affects callers of this object, not the guarded one itself."""
         if name.startswith("_"):
             setattr(self._port, name, value)
         else:
@@ -261,7 +261,7 @@ def _guard(port: Any, name: str) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> Any:
         function = getattr(port, name)
         result = function(*args, **kwargs) if is_in_place or not is_exposed() else calling(function, *args, **kwargs)
-        if type(result) is list:  # what a save answers; asking for its interface takes longer
+        if type(result) is list:  # a save's result; the test for an iterator takes longer
             return result
         if name == "writer":
             return guarded(result)
@@ -271,7 +271,7 @@ def _guard(port: Any, name: str) -> Callable[..., object]:
 
 
 def _steps(items: Iterator[Any]) -> Iterator[object]:
-    """A generator works when it is asked for the next item: that too must happen elsewhere."""
+    """Run each step of a generator elsewhere, because that is when it works."""
     end = object()
     while (item := run(next, items, end)) is not end:
         yield item

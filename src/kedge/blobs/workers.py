@@ -1,10 +1,10 @@
 """Threads that work until the very end of the program.
 
-Python closes its own pools before it waits for other threads and before it calls exit handlers: whoever saves then is
-told "cannot schedule new futures after shutdown". These are daemons that nobody closes but their owner.
+Python closes its own pools before it waits for other threads and calls exit handlers: a later save would get "cannot
+schedule new futures after shutdown". These are daemons that only their owner closes.
 
-Giving them work takes no lock and starts no thread but the first, so a signal handler may interrupt it anywhere, and
-may give them work itself: a thread that takes work while no other is idle starts the next one.
+Submitting work takes no lock and starts no thread except the first. So a signal handler may interrupt it anywhere, and
+may submit work itself: a thread that takes work while no other is idle starts the next one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Workers(Executor):
-    """At most `limit` threads. Not for use after a fork: make new ones there."""
+    """At most `limit` threads. Not for use after a fork: create new ones there."""
 
     def __init__(self, limit: int, name: str, *, keep: int) -> None:
-        """`keep`: how many stay when there is nothing to do."""
+        """Start no threads yet. `keep` is the number of threads that stay when idle."""
         self._limit = limit
         self._name = name
         self._keep = keep
@@ -48,7 +48,7 @@ class Workers(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     result = fn(*args, **kwargs)
-                except BaseException as error:  # noqa: BLE001 - belongs to whoever asks the future
+                except BaseException as error:  # noqa: BLE001 - belongs to the future's owner
                     future.set_exception(error)
                 else:
                     future.set_result(result)
@@ -57,16 +57,16 @@ class Workers(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let the threads end when all that was given is done."""
+        """Let the threads end when all submitted work is done."""
         with self._lock:
             threads = set(self._threads)
             self._limit = 0  # no new ones
-        self._tasks.put(None)  # each hands it on to the next
+        self._tasks.put(None)  # each passes it on to the next
         for thread in threads if wait else ():
             thread.join()
 
     def _begin(self) -> None:
-        """The first thread. Done again where an interrupt came between: one too many does no harm."""
+        """Start the first thread. Repeated after an interrupt in between: a surplus one is harmless."""
         start(threading.Thread(target=self._run_first, name=self._name, daemon=True))
         self._has_begun = True
 
@@ -83,7 +83,7 @@ class Workers(Executor):
         while (task := self._tasks.get()) is not None:
             self._see_to_others()
             task()
-            del task  # nothing it refers to lives on until the next one comes
+            del task  # frees what it refers to before the next one comes
             with self._lock:
                 self._idle += 1
                 if self._idle > self._keep:
@@ -94,7 +94,7 @@ class Workers(Executor):
             self._forget(me)
 
     def _see_to_others(self) -> None:
-        """Who takes work makes sure that somebody waits for the next."""
+        """Make sure that another thread waits for the next task."""
         with self._lock:
             self._idle -= 1
             if self._idle or self._count >= self._limit:
@@ -103,7 +103,7 @@ class Workers(Executor):
             self._count += 1
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        except RuntimeError:  # the system gives no more threads: what comes waits for those there are
+        except RuntimeError:  # no threads left in the system: work waits for the existing ones
             with self._lock:
                 self._idle -= 1
                 self._count -= 1
@@ -115,7 +115,7 @@ class Workers(Executor):
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread, or StorageError."""
+    """Start a thread. Raises StorageError."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -1,10 +1,10 @@
-"""Faults on demand, for tests of everything that stands on a port.
+"""Injected faults, for tests of everything that uses a port.
 
     plan = Plan(Fault("commit", error=StorageError("boom")))        # the first commit fails before it happens
     blobs = inject(PackBlobs(folder), plan)
     index = inject(SqliteIndex(path), Plan(Fault("commit", 2, after=True, kill=True)))  # dies once it is durable
 
-A plan counts calls by the name of the method, over all threads and all writers of the object it wraps.
+A plan counts calls by method name, over all threads and all writers of the object it wraps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong at the `call`th call of `method`: it waits, then dies, then raises, as far as given.
+    """A fault at the `call`th call of `method`: it waits, then dies, then raises, as specified.
 
-    `after`: only when the method has done its work, as when an answer is lost on the way.
-    `until`: the last call that is hit, for faults that stay; by default the same as `call`.
-    `flip_bit`: of what `read_into` read, the number of a bit to flip (I2).
+    after      only once the method has done its work, like an answer lost on the way
+    until      the last call that is hit, for lasting faults; by default `call`
+    flip_bit   the number of a bit to flip in what `read_into` read (I2)
     """
 
     method: str
@@ -49,7 +49,7 @@ class Fault:
 
 
 class Plan:
-    """Faults to come. `calls` tells how often each method was called, `struck` which faults have happened."""
+    """Faults to come. `calls` counts calls by method; `struck` lists the faults that have happened."""
 
     def __init__(self, *faults: Fault) -> None:
         self.faults = list(faults)
@@ -58,7 +58,7 @@ class Plan:
         self._lock = threading.Lock()
 
     def due(self, method: str) -> list[Fault]:
-        """Count a call and answer the faults that are meant for it."""
+        """Count a call and return the faults for it."""
         with self._lock:
             self.calls[method] += 1
             number = self.calls[method]
@@ -71,7 +71,7 @@ class Plan:
             return due
 
     def around(self, method: str, action: Callable[[], _T], target: memoryview | None = None) -> _T:
-        """Do `action` as the call of `method` that it is, with what the plan has for it."""
+        """Run `action` as a call of `method`, with the planned faults."""
         faults = self.due(method)
         for fault in faults:
             if not fault.after and fault.flip_bit is None:
@@ -87,7 +87,7 @@ class Plan:
 
 
 def inject(inner: _T, plan: Plan) -> _T:
-    """`inner`, blobs, an index or anything else, with the plan around each of its methods, and of writers it gives."""
+    """Wrap blobs, an index or anything else, with the plan around each method, including those of its writers."""
     return cast(_T, _Injected(inner, plan))
 
 
