@@ -2,10 +2,10 @@
 
     trees    are compared as outlines: nothing of the application is constructed (I7)
     arrays   that are equal are recognised by the digests in the manifests, without reading them;
-             the others are read where their chunks differ, verified on the way (I2), compared in pieces
+             others are read where their chunks differ, verified (I2), and compared in pieces
 
-So the memory needed does not grow with the arrays. Paths are '/'-joined, as in `load(only=…)`; items of lists
-have their number in the newer state, removed ones that in the older. A dictionary's order is no difference.
+So the memory needed does not grow with the arrays. Paths are '/'-joined, as in `load(only=…)`; list items have their
+number in the newer state, removed ones that in the older. The order of a dictionary is not compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_CHANGES = 1000
 def diff(
     store: LocalStore, a: tuple[Checkpoint, bytes], b: tuple[Checkpoint, bytes], *, max_changes: int = MAX_CHANGES
 ) -> Diff:
-    """What changed from checkpoint `a` to checkpoint `b`, each given with its manifest."""
+    """Return what changed from checkpoint `a` to checkpoint `b`, each given with its manifest."""
     if isinstance(max_changes, bool) or not isinstance(max_changes, int) or max_changes < 1:
         raise Validation(f"max_changes={max_changes!r} shows nothing", hint="use a whole number of at least 1")
     old, new = StoredState(store, *a), StoredState(store, *b)

@@ -14,13 +14,13 @@ from kedge.codec import BufferSummary
 from .changes import ArrayDelta
 from .states import READ_BYTES, Content, Piece
 
-_STEP_BYTES = 1 << 20  # compared at once
+_STEP_BYTES = 1 << 20  # compared at a time
 
-_ELEMENTWISE = frozenset({"ndarray", "tensor", "numpy scalar"})  # tables and byte strings are just bytes
+_ELEMENTWISE = frozenset({"ndarray", "tensor", "numpy scalar"})  # tables and byte strings are only bytes
 
 
 class Tally:
-    """Counts what differs in arrays of one form."""
+    """Counts the differences in arrays of one form."""
 
     def __init__(self, summary: BufferSummary) -> None:
         elements = math.prod(summary.shape)
@@ -70,7 +70,7 @@ class Tally:
 
 
 def unproved(old: Sequence[Piece], new: Sequence[Piece]) -> Iterator[tuple[int, int]]:
-    """Ranges in which the marks of two contents of one size do not prove that they are equal."""
+    """Yield ranges in which the marks of two contents of one size do not prove them equal."""
     i = j = at = 0
     while i < len(old) and j < len(new):
         a, b = old[i], new[j]
@@ -83,7 +83,7 @@ def unproved(old: Sequence[Piece], new: Sequence[Piece]) -> Iterator[tuple[int, 
 
 
 def _whole_items(ranges: Iterable[tuple[int, int]], itemsize: int) -> Iterator[tuple[int, int]]:
-    """The ranges widened to whole items and joined where they touch, so that no item is met twice."""
+    """Yield the ranges widened to whole items and joined where they touch, so that no item occurs twice."""
     start = stop = 0
     for low, high in ranges:
         low -= low % itemsize
@@ -106,7 +106,7 @@ def _numpy() -> ModuleType | None:
 
 
 def _numbers(data: Any, dtype: str, itemsize: int) -> Any:
-    """An array of bytes as one of numbers whose differences mean something; None for other dtypes."""
+    """Return an array of bytes as numbers whose differences are meaningful; None for other dtypes."""
     np: Any = _numpy()
     if dtype == "bfloat16":  # the upper half of a float32
         return (data.view("<u2").astype("<u4") << 16).view("<f4")
@@ -118,7 +118,7 @@ def _numbers(data: Any, dtype: str, itemsize: int) -> Any:
 
 
 def _largest_difference(old: Any, new: Any) -> float | None:
-    """The largest absolute difference between arrays of one number type, NaN left out."""
+    """Return the largest absolute difference between arrays of one number type, ignoring NaN."""
     if old is None:
         return None
     np: Any = _numpy()

@@ -1,4 +1,4 @@
-"""What a comparison answers."""
+"""The result of a comparison."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArrayDelta:
-    """How an array, table or byte string changed. None where it cannot be told, such as without numpy."""
+    """How an array, table or byte string changed. None if that is unknown, for example without numpy."""
 
     elements: int  # of the newer one
     elements_changed: int | None
     bytes_changed: int
-    max_abs_difference: float | None = None  # NaN left out; only of numbers
-    note: str = ""  # what changed besides its elements: shape, dtype
+    max_abs_difference: float | None = None  # without NaN; only of numbers
+    note: str = ""  # further changes: shape, dtype
 
     def __str__(self) -> str:
         parts = [self.note] if self.note else []
@@ -50,7 +50,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference. `old` and `new` are values of the outlines; None where there is none."""
+    """One difference. `old` and `new` are values of the outlines; None if there is none."""
 
     path: str  # "" is the state itself
     kind: ChangeKind
@@ -82,7 +82,7 @@ class Diff:
     left_out: int  # changes counted but not listed
     added: int
     removed: int
-    changed: int  # those of another type included
+    changed: int  # including those of another type
     bytes_changed: int  # of arrays and byte strings: added, removed, or different
     shared_bytes: int  # of arrays and byte strings: the same in both
     old_id: str = ""
@@ -93,7 +93,7 @@ class Diff:
         return not self.changes
 
     def to_json(self) -> dict[str, object]:
-        """For json.dumps."""
+        """Return data for json.dumps."""
         return {
             "old": self.old_id,
             "new": self.new_id,

@@ -134,7 +134,7 @@ class Comparison:
                 self._added(_join(path, j), new[j])
 
     def _edits(self, old: list[object], new: list[object]) -> Iterator[tuple[int, int, int, int]]:
-        """Ranges of `old` and the ranges of `new` that took their place."""
+        """Yield ranges of `old` and the ranges of `new` that replaced them."""
         if not old or not new or max(len(old), len(new)) > _MATCHED_ITEMS:
             yield 0, len(old), 0, len(new)
             return
@@ -175,7 +175,7 @@ class Comparison:
         self._report(Change(path, ChangeKind.CHANGED, old, new, delta))
 
     def _shared_chunks(self, old: BufferSummary, new: BufferSummary) -> int:
-        """Bytes of `new` in chunks that `old` has too, wherever they lie."""
+        """Return how many bytes of `new` are in chunks that `old` has, too, at any place."""
         old_marks = {mark for mark, _ in _whole_chunks(self._old.contents(old))}
         return sum(size for mark, size in _whole_chunks(self._new.contents(new)) if mark in old_marks)
 
@@ -188,7 +188,7 @@ class Comparison:
         return self._key(self._old, old) == self._key(self._new, new)
 
     def _key(self, state: StoredState, value: Any) -> Hashable:
-        """What equals only the key of an equal value: 1, True and 1.0 differ, NaN equals NaN."""
+        """Return a key that equals only the key of an equal value: 1, True and 1.0 differ, NaN equals NaN."""
         kind = type(value)
         if kind is str or kind is int:
             return kind, value if kind is str or value.bit_length() <= LONG_INT_BITS else hex(value)
@@ -215,7 +215,7 @@ def _form(summary: BufferSummary) -> tuple[object, ...]:
 
 
 def _whole_chunks(contents: Iterable[Content]) -> Iterator[tuple[Hashable, int]]:
-    """(digests, size) of the chunks that hold nothing else."""
+    """Yield (digests, size) of the chunks that contain nothing else."""
     for content in contents:
         for piece in content.pieces():
             if piece.mark is not None and piece.stop - piece.start == piece.mark.size_bytes:
@@ -223,7 +223,7 @@ def _whole_chunks(contents: Iterable[Content]) -> Iterator[tuple[Hashable, int]]
 
 
 def _content_key(content: Content) -> Hashable:
-    """Digests of the chunks of a large buffer, which has them for itself; else of the bytes."""
+    """Return the chunks' digests of a large buffer, which shares none; otherwise a digest of the bytes."""
     marks = [piece.mark for piece in content.pieces()]
     if content.size_bytes >= SMALL_BUFFER_BYTES and None not in marks:
         return tuple(marks)

@@ -12,7 +12,7 @@ from .outline import ArraySummary
 
 
 def npy_header(summary: BufferSummary) -> bytes | None:
-    """What stands before the bytes of an array in a .npy file; None where that format has no words for it."""
+    """Return the header of an array in a .npy file; None if that format cannot describe it."""
     if isinstance(summary, ArraySummary):
         try:
             descr = _descr(summary.stored_dtype)
@@ -38,7 +38,7 @@ def npy_header(summary: BufferSummary) -> bytes | None:
 
 
 def _descr(dtype: Any) -> object:
-    """A stored dtype in the words of .npy headers."""
+    """Return a stored dtype as described in .npy headers."""
     if isinstance(dtype, str):
         return dtype.replace("q", "i8").replace("Q", "u8")
     if "fields" not in dtype:

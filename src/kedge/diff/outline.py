@@ -1,7 +1,7 @@
-"""A stored state as people browse it: its outline, what is at a path in it, and the bytes of its arrays.
+"""A stored state for browsing: its outline, the value at a path, and the bytes of its arrays.
 
-Nothing here needs the libraries or the registered types of the application that saved the state, and no array is
-read before somebody asks for its bytes.
+Nothing here needs the libraries or registered types of the application that saved the state. No array is read before
+its bytes are requested.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SEQUENCES = (list, tuple, set, frozenset, deque)
 
 @dataclass(frozen=True, slots=True)
 class ArraySummary(BufferSummary):
-    """An array with the dtype as it is stored: .npy files tell where in a record each field is."""
+    """An array with its stored dtype: .npy files describe where in a record each field is."""
 
     stored_dtype: object = None
 
 
 class _Outliner(Unpacker):
-    """The codec's outline, but arrays keep their stored dtype."""
+    """The codec's outline, with the stored dtypes of arrays."""
 
     def _lift_leaf(self, raw: tuple[int, bytes], depth: int) -> Any:
         leaf = super()._lift_leaf(raw, depth)
@@ -51,16 +51,16 @@ class _Outliner(Unpacker):
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """One checkpoint, opened: verified tree, arrays still in the store."""
+    """One opened checkpoint: verified tree, arrays still in the store."""
 
     checkpoint: Checkpoint
     outline: object
-    tree_bytes: int  # of the tree as it is encoded
+    tree_bytes: int  # of the encoded tree
     _store: Store
     _stored: Stored
 
     def bytes_of(self, summary: BufferSummary) -> bytes | memoryview:
-        """The bytes of an array or byte string, verified (I2)."""
+        """Return the bytes of an array or byte string, verified (I2)."""
         if not summary.ordinals:
             return summary.data
         buffers = self._store.buffers(self._stored, summary.ordinals)
@@ -68,32 +68,32 @@ class StoredState:
         return views[0] if len(views) == 1 else b"".join(views)
 
     def pieces_of(self, summary: BufferSummary) -> Iterator[bytes | memoryview]:
-        """The same, chunk by chunk."""
+        """The same, yielded chunk by chunk."""
         if not summary.ordinals:
             yield summary.data
         for ordinal in summary.ordinals:
             yield from self._store.pieces(self._stored, ordinal)
 
     def beginning_of(self, summary: BufferSummary, limit_bytes: int) -> bytes | memoryview:
-        """At most the first `limit_bytes` of an array or byte string; the rest is not read."""
+        """Return at most the first `limit_bytes` of an array or byte string, without reading the rest."""
         is_small = not summary.ordinals or summary.size_bytes <= limit_bytes
         if is_small or not isinstance(self._store, LocalStore):
             return self.bytes_of(summary)[:limit_bytes]
         return diff.states.StoredState(self._store, *self._stored).contents(summary)[-1].read(0, limit_bytes)
 
     def load(self, path: str) -> object:
-        """The state with what is at a path, and nothing else of it; this needs the libraries of its types."""
+        """Return the state with only the value at a path; this needs the libraries of its types."""
         return self._store.load(self._stored, only=[escape(path)] if path else None)
 
     def files_at(self, path: str) -> Tree | File:
-        """The tree or file at a path, its content still in the store."""
+        """Return the tree or file at a path, its content still in the store."""
         value = inside(self.load(path), path)
         assert isinstance(value, Tree | File)  # the outline said so  # nosec B101
         return value
 
 
 def open_state(store: Store, checkpoint_id: str) -> StoredState:
-    """The state of a checkpoint without its arrays; Corrupted where it is not what was saved."""
+    """Return the state of a checkpoint without its arrays. Raises Corrupted if it is not what was saved."""
     stored = store.catalogue.read(checkpoint_id)
     tree = store.tree(stored)
     outline = load(tree, None, make=_Outliner)
@@ -101,7 +101,7 @@ def open_state(store: Store, checkpoint_id: str) -> StoredState:
 
 
 def children(value: object) -> Iterator[tuple[str, object]]:
-    """(name, child) of a container; nothing for anything else."""
+    """Yield (name, child) of a container; nothing for anything else."""
     if isinstance(value, Mapping):
         yield from ((key_name(key), child) for key, child in value.items())
     elif isinstance(value, TypeSummary):
@@ -111,7 +111,7 @@ def children(value: object) -> Iterator[tuple[str, object]]:
 
 
 def inside(value: object, path: str) -> object:
-    """What is at a '/'-joined path. A key that holds a '/' itself is found too: names are tried as they are."""
+    """Return the value at a '/'-joined path. Keys may contain '/': names are compared as they are."""
     child, rest = _walk(value, path)
     if rest:
         raise NotFound(f"there is nothing at {path}", hint=f"{path[: -len(rest)].strip('/')} is a tree of files")
@@ -119,7 +119,7 @@ def inside(value: object, path: str) -> object:
 
 
 def split_at_tree(value: object, path: str) -> tuple[object, str, str]:
-    """What is at a path as far as the state goes, that part of the path, and the rest of it inside a tree of files."""
+    """Return the value at a path as far as the state goes, that part of the path, and the rest in a tree of files."""
     child, rest = _walk(value, path)
     whole = path.strip("/")
     return child, whole[: len(whole) - len(rest)].rstrip("/"), rest
@@ -150,7 +150,7 @@ def _nothing_at(path: str, walked: str, rest: str, names: list[str]) -> NotFound
 
 
 def files_in(value: object, path: str = "") -> Iterator[tuple[str, FilesSummary]]:
-    """(path, summary) of every tree and file in an outline."""
+    """Yield (path, summary) of every tree and file in an outline."""
     if isinstance(value, FilesSummary):
         yield path, value
     for name, child in children(value):
@@ -158,7 +158,7 @@ def files_in(value: object, path: str = "") -> Iterator[tuple[str, FilesSummary]
 
 
 def with_content(state: StoredState, limit_bytes: int, *, hint: str) -> BufferFields:
-    """Arrays and byte strings with their content, as base64, up to a limit for all of them together."""
+    """Return fields for arrays and byte strings: their content as base64, up to a total limit."""
     room = limit_bytes
 
     def content_of(summary: BufferSummary) -> Mapping[str, object]:

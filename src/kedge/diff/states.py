@@ -1,4 +1,4 @@
-"""One side of a comparison: a checkpoint, whose chunks are read where needed."""
+"""One side of a comparison: a checkpoint, whose chunks are read on demand."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kedge.errors import Corrupted
 from kedge.model import Checkpoint
 from kedge.store.local import LocalStore
 
-READ_BYTES = 4 << 20  # of each side at once: several chunks, read in parallel
+READ_BYTES = 4 << 20  # of each side at a time: several chunks, read in parallel
 
 
 class Mark(NamedTuple):
-    """A chunk, and where it begins as seen from the buffer."""
+    """A chunk, and where it begins relative to the buffer."""
 
     digest: bytes
     size_bytes: int
@@ -27,15 +27,15 @@ class Mark(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Part of a content. Two pieces with the same mark hold the same bytes at the same place."""
+    """Part of a content. Two pieces with the same mark have the same bytes at the same place."""
 
     start: int
     stop: int
-    mark: Mark | None = None  # None: not known without reading
+    mark: Mark | None = None  # None: unknown without reading
 
 
 class Content(Protocol):
-    """The bytes behind a summary."""
+    """The bytes of a summary."""
 
     size_bytes: int
 
@@ -59,12 +59,12 @@ class _Held:
 
 
 def _inline(summary: BufferSummary) -> list[Content]:
-    """What of a content is in the tree itself."""
+    """Return the content that is in the tree itself."""
     return [_Held(summary.data)] if summary.data or not summary.ordinals else []
 
 
 class StoredState:
-    """A checkpoint. Keeps the few chunks read last, because small arrays share them."""
+    """A checkpoint. Keeps the last few chunks it read, because small arrays share them."""
 
     def __init__(self, store: LocalStore, checkpoint: Checkpoint, packed: bytes) -> None:
         self._store = store
@@ -84,7 +84,7 @@ class StoredState:
         return span.stream, span.offset, span.size_bytes
 
     def entries(self, stream: int, start: int, stop: int) -> Iterator[tuple[int, int, Entry]]:
-        """(number, offset, entry) of the chunks of a stream that hold bytes of [start, stop)."""
+        """Yield (number, offset, entry) of a stream's chunks with bytes of [start, stop)."""
         table = self._manifest.streams[stream]
         if stream not in self._starts:
             self._starts[stream] = list(accumulate((e.size_bytes for e in table), initial=0))

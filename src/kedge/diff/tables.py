@@ -1,7 +1,7 @@
-"""Columns of stored tables by their names, as people know them: read from what the codec keeps of a table.
+"""Columns of stored tables by name, read from the codec's form of a table.
 
-Names that are text are stored as Arrow, which pyarrow reads, as it wrote it. Where names cannot be told (they repeat,
-have several levels, or pyarrow is missing), columns have their number.
+Text names are stored as Arrow, which pyarrow reads. If names are ambiguous or unreadable (they repeat, have several
+levels, or pyarrow is missing), columns have their numbers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .states import StoredState
 TABLES = ("polars.DataFrame", "pyarrow.Table")  # one buffer of Arrow each
 _FRAME = "pandas.DataFrame"
 _NAMES_BYTES = 1 << 20  # of the names of one frame
-_TABLE_BYTES = 32 << 20  # of a table that is looked through for what differs
+_TABLE_BYTES = 32 << 20  # of a table that is compared by column
 _WHOLE_NUMBERS = {f"{order}{kind}{size}" for order in "<|" for kind in "iu" for size in (1, 2, 4, 8)}
 _MOST_NAMED = 5  # columns in one line
 
 
 def named_columns(state: StoredState, frame: TypeSummary) -> Mapping[str, object] | None:
-    """The columns of a data frame of pandas by name; None for anything else, and where names cannot be told."""
+    """Return a pandas data frame's columns by name; None for anything else, or if names are ambiguous."""
     if frame.name != _FRAME or not isinstance(columns := frame.fields.get("data"), list):
         return None
     names = _names(state, frame.fields.get("columns"), len(columns))
@@ -35,7 +35,7 @@ def named_columns(state: StoredState, frame: TypeSummary) -> Mapping[str, object
 
 
 def _names(state: StoredState, index: object, count: int) -> list[str]:
-    """The labels of an index as paths say them; [] where they cannot be told."""
+    """Return the labels of an index as in paths; [] if they are unreadable."""
     if not isinstance(index, TypeSummary):
         return []
     fields = index.fields
@@ -57,7 +57,7 @@ def _names(state: StoredState, index: object, count: int) -> list[str]:
 
 
 def _read(state: StoredState, summary: BufferSummary) -> list[object]:
-    """The labels in a buffer: text, or whole numbers; [] for others."""
+    """Return the labels in a buffer: text, or whole numbers; [] for others."""
     if summary.size_bytes > _NAMES_BYTES:
         return []
     if summary.kind == "ndarray" and summary.dtype in _WHOLE_NUMBERS:
@@ -72,7 +72,7 @@ def _read(state: StoredState, summary: BufferSummary) -> list[object]:
 
 
 def differing_columns(old: StoredState, was: BufferSummary, new: StoredState, now: BufferSummary) -> str:
-    """Which columns of two tables of Arrow differ, in words; "" where that cannot be told."""
+    """Return which columns of two Arrow tables differ, in words; "" if that is unknown."""
     if now.kind not in TABLES or was.kind != now.kind or max(was.size_bytes, now.size_bytes) > _TABLE_BYTES:
         return ""
     before, after = _arrow_columns(old, was), _arrow_columns(new, now)
@@ -92,7 +92,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _arrow_columns(state: StoredState, summary: BufferSummary) -> dict[str, object]:
-    """The columns of a table of Arrow by name; {} where they repeat or cannot be read."""
+    """Return the columns of an Arrow table by name; {} if they repeat or cannot be read."""
     arrow = _arrow()
     if arrow is None:
         return {}

@@ -44,7 +44,7 @@ def text_delta(old: str, new: str) -> TextDelta:
 
 
 def _line_delta(old: str, new: str) -> TextDelta:
-    """Two long lines: the part around their first difference."""
+    """Return the part of two long lines around their first difference."""
     at = common_length(old, new)
     start = max(at - SHOWN_CHARACTERS // 4, 0)
     lead = "…" if start else ""

@@ -14,7 +14,7 @@ SHOWN_CHARACTERS = 200
 
 
 def brief(value: object) -> str | int | float | bool | None:
-    """A value as JSON can hold it: plain ones as they are, long text cut, anything else in words."""
+    """Return a value as JSON: plain ones unchanged, long text cut off, anything else in words."""
     if isinstance(value, int) and value.bit_length() > LONG_INT_BITS:
         return clip(hex(value))
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
@@ -39,21 +39,21 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def type_name(value: object) -> str:
-    """What a value of an outline was when it was saved."""
+    """Return the type that a value of an outline had when it was saved."""
     if isinstance(value, BufferSummary):
         return value.kind
     return value.name if isinstance(value, TypeSummary) else type(value).__name__
 
 
 def summary_of(value: BufferSummary | bytes) -> BufferSummary:
-    """Short byte strings are in outlines as themselves, long ones summarised: here they are alike."""
+    """Return a summary of any byte string: short ones are themselves in outlines, long ones summarised."""
     if isinstance(value, BufferSummary):
         return value
     return BufferSummary("bytes", "uint8", (len(value),), len(value), data=value)
 
 
 def weigh(value: object) -> int:
-    """Bytes of all arrays and byte strings in a value of an outline."""
+    """Return the bytes of all arrays and byte strings in a value of an outline."""
     if isinstance(value, BufferSummary):
         return value.size_bytes
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""What changed from one stored tree to another, told without reading the files."""
+"""What changed from one stored tree to another, found without reading the files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .tree import File, Tree
 class TreeChange(NamedTuple):
     path: str
     what: str  # added, removed, changed
-    fields: tuple[str, ...]  # of changed: content, kind, mode, mtime, owner, target
+    fields: tuple[str, ...]  # of a changed entry: content, kind, mode, mtime, owner, target
     old: FileEntry | None
     new: FileEntry | None
 
 
 def diff_trees(old: Tree | File, new: Tree | File, *, exact: bool = False) -> list[TreeChange]:
-    """Changed entries by path; both must be loaded.
+    """Return the changed entries by path; both trees must be loaded.
 
-    Large files are compared by their chunks, which is exact. A small file shares its chunk with others: when one of
-    them changed and its own time too, it counts as changed, unless `exact` reads it.
+    Large files are compared by their chunks, which is exact. A small file shares its chunk with others: if one of them
+    changed and its own time, too, it counts as changed, unless `exact` reads it.
     """
     before, after = old.stored, new.stored
     if before.is_tree != after.is_tree:
@@ -75,6 +75,6 @@ def _is_same_content(a: StoredFiles, row_a: int, b: StoredFiles, row_b: int, *, 
 
 
 def _references(files: StoredFiles, row: int) -> list[tuple[bytes, int, int]]:
-    """What a file's content is made of: chunk, offset in it, length; and where its holes are."""
+    """Return what a file's content consists of: chunk, offset in it, length; and where its holes are."""
     chunks = [(entry.digest, part.offset, part.size_bytes) for _, entry, part in files.parts(row)]
     return chunks + [(b"", offset, length) for offset, length in files.table.sparse.get(row, [])]

@@ -1,9 +1,9 @@
-"""The content of scanned files as one stream of pieces, read when they are stored and only as far as needed.
+"""The content of scanned files as one stream of pieces, read when they are stored, and only as far as needed.
 
-Small files are joined into bundles, whose borders follow the names, so that a new file changes one bundle and not all
-that follow. Large files are cut where their content says so. Whether a file changed since the last save is told by
-its size, times and inode, unless it was noted then that they cannot tell (`Table.unsettled`); every file that is read
-must still be what the scan saw, before and after (I2).
+Small files are joined into bundles. Their borders follow the names, so that a new file changes one bundle and not all
+that follow. Large files are cut by content. Size, times and inode tell whether a file changed since the last save,
+unless that save noted that they cannot (`Table.unsettled`). Every file that is read must be the one that was scanned,
+before and after (I2).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .writers import Writers
 PIECE_BYTES = 1 << 20  # average of large files
 _LEAST_PIECE_BYTES = PIECE_BYTES // 2
 _MOST_PIECE_BYTES = PIECE_BYTES * 2
-_WINDOW_BYTES = 4 << 20  # of a large file, looked at once
-_WINDOWS = 3  # as many as keep the workers busy
+_WINDOW_BYTES = 4 << 20  # of a large file, read at once
+_WINDOWS = 3  # enough to keep the workers busy
 _LEAST_BUNDLE_BYTES = BUNDLE_BYTES // 4
 _HASHES_PER_BYTE = (1 << 32) // (BUNDLE_BYTES // 2)  # a bundle ends after this many bytes, on average
 
@@ -62,7 +62,7 @@ class Content:
                 return
 
     def find_unsettled(self) -> None:
-        """Note which files may change without a trace, for a table that is packed before they are read."""
+        """Note which files may change unnoticed, for a table that is packed before they are read."""
         with Directories(self._table, self._open_root()) as directories:
             for row in self._rows:
                 try:
@@ -98,7 +98,7 @@ class Content:
         return bundle[:end]
 
     def _read_part(self, row: int, start: int, size: int) -> memoryview:
-        """Some of a large file's content, for a chunk that was known and is gone."""
+        """Read part of a large file's content, for a known chunk that is gone."""
         part = memoryview(bytearray(size))
         with Directories(self._table, self._open_root()) as directories:
             self._read(row, directories, start, part)
@@ -116,7 +116,7 @@ class Content:
             raise self._scan.unreadable(row, error) from error
 
     def _cut(self, row: int, windows: Windows) -> Iterator[memoryview]:
-        """A large file, cut by content. Reads a window, gives away the pieces in it, and takes the rest along."""
+        """Yield a large file, cut by content. Reads a window, yields the pieces in it, and carries the rest over."""
         with self._opened(row) as fd:
             left = self._table.data_bytes(row)
             rest = memoryview(b"")
@@ -135,7 +135,7 @@ class Content:
                     yield window[start:stop]
 
     def _cut_at(self, row: int, borders: Sequence[int], windows: Windows) -> Iterator[memoryview]:
-        """A file cut where the caller said, read in windows of several chunks."""
+        """Yield a file cut where the caller said, read in windows of several chunks."""
         with self._opened(row) as fd:
             start = number = 0
             while number < len(borders):
@@ -151,7 +151,7 @@ class Content:
 
     @contextmanager
     def _opened(self, row: int) -> Iterator[int]:
-        """The descriptor of a large file, which is the one the scan saw before and after it is read."""
+        """Open a large file, and check before and after reading that it is the scanned one."""
         try:
             with Directories(self._table, self._open_root()) as directories:
                 fd = self._open(row, directories)
@@ -195,7 +195,7 @@ class Content:
             target = target[length:]
 
     def _check(self, row: int, fd: int) -> None:
-        """The open file is the one the scan saw, unchanged; else Conflict."""
+        """Raise Conflict unless the open file is the scanned one, unchanged."""
         if self._scan.options.allow_changing:
             return
         status, table = os.fstat(fd), self._table
@@ -210,7 +210,7 @@ class Content:
 
 
 def _cut_points(window: memoryview) -> list[int]:
-    """Where to cut, from 0 to the length of the window."""
+    """Return where to cut, from 0 to the length of the window."""
     from pyfastcdc import FastCDC
 
     if len(window) <= _LEAST_PIECE_BYTES:
@@ -220,7 +220,7 @@ def _cut_points(window: memoryview) -> list[int]:
 
 
 def _bundles(table: Table, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Small files in groups of up to a chunk: (first, behind the last). The hash of a name may end a group."""
+    """Yield groups of small files up to a chunk: (first, after the last). The hash of a name may end a group."""
     first = total = 0
     for number, row in enumerate(rows):
         size = table.size[row]
@@ -238,7 +238,7 @@ def _bundles(table: Table, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class _Known:
-    """Which of the files now on disk an earlier save has stored, as far as that is certain without reading them."""
+    """Which of the files now on disk an earlier save has stored, if that is certain without reading them."""
 
     def __init__(self, earlier: StoredFiles, table: Table) -> None:
         old = earlier.table
@@ -256,9 +256,9 @@ class _Known:
                 self._is_same[row] = False
 
     def chunks_of(self, rows: list[int], starts: list[int]) -> list[Entry]:
-        """The chunks that hold exactly these files, which begin and end at `starts` now; [] if there are none.
+        """Return the chunks that contain exactly these files, which now begin and end at `starts`.
 
-        That is when one of them changed, or they were not together.
+        Returns [] if one of them changed, or if they were not together.
         """
         first = self._starts.get(self._twins[rows[0]])
         if first is None or not all(map(self._is_same.__getitem__, rows)):
@@ -272,7 +272,7 @@ class _Known:
 
 
 def _twins(old: Table, new: Table) -> list[int]:
-    """For each row of `new` the one of `old` with the same path, or -1."""
+    """Return for each row of `new` the row of `old` with the same path, or -1."""
     if new.names == old.names and new.parent == old.parent:
         return list(range(len(new)))
     rows = dict(zip(zip(old.parent, old.names, strict=True), range(len(old)), strict=True))

@@ -1,6 +1,6 @@
-"""Directories by descriptor: every step down opens one name below an open directory, and never follows a link.
+"""Directories by descriptor: each step opens one name below an open directory, and never follows a link.
 
-So a name replaced by a symlink at any moment leads to an error, not out of the tree; and no path gets too long.
+So a name that is replaced by a symlink at any moment leads to an error, not out of the tree; and no path gets too long.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Self
 from .table import Table
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT_OPEN = 32  # per walk: deep trees must not use up the process's descriptors
+_KEPT_OPEN = 32  # per walk: deep trees must not exhaust the process's descriptors
 
 
 class Directories:
-    """The directories of `table` below `root`, opened as they are needed. For one thread; owns `root`."""
+    """The directories of `table` below `root`, opened on demand. For one thread; owns `root`."""
 
     def __init__(self, table: Table, root: int) -> None:
         self._table = table
@@ -24,7 +24,7 @@ class Directories:
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def fd(self, row: int) -> int:
-        """A descriptor of directory `row`, good until the next call."""
+        """Return a descriptor of directory `row`, valid until the next call."""
         descriptor = self._root if row == 0 else self._open.get(row)
         if descriptor is not None:
             return descriptor
@@ -41,7 +41,7 @@ class Directories:
         return above
 
     def forget(self) -> None:
-        """Close what was opened on the way."""
+        """Close all directories but the root."""
         while self._open:
             os.close(self._open.popitem()[1])
 

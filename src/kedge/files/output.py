@@ -1,4 +1,4 @@
-"""Filling a directory that is ours alone with the entries of a table: chunks read, verified and written in parallel."""
+"""Filling a new private directory with the entries of a table: chunks are read, verified and written in parallel."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _WORKERS = min(4, 1 + (os.cpu_count() or 1))  # one waits for the disk while the
 _EMPTY_AT_ONCE = 256
 _TASK_BYTES = 2 << 20  # measured best, from 1 to 8 MiB: fewer hand-overs between threads, and still in the caches
 _TYPES = {FIFO: stat.S_IFIFO, CHARACTER_DEVICE: stat.S_IFCHR, BLOCK_DEVICE: stat.S_IFBLK}
-_NO_ID = 0xFFFFFFFF  # to chown(2): leave as it is
+_NO_ID = 0xFFFFFFFF  # for chown(2): unchanged
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How to restore."""
+    """The options of a restore."""
 
     overwrite: bool = False
-    owners: bool | None = None  # restore them; None: if we are root
+    owners: bool | None = None  # whether to restore them; None: if we are root
     setuid: bool = False  # restore set-user-ID and set-group-ID bits
-    exact: bool = False  # fifos, devices and extended attributes too
+    exact: bool = False  # fifos, devices and extended attributes, too
     durable: bool = True
     progress: Progress | None = None  # called with (done, total) in bytes
 
     def dress(self, fd: int, table: Table, row: int) -> None:
-        """Give an open file or directory its owner, mode and time, in the order in which they undo each other."""
+        """Set owner, attributes, mode and time of an open file or directory, in the order that keeps them all."""
         if self.has_owners:
             uid, gid = table.uid[row], table.gid[row]
             os.fchown(fd, -1 if uid == _NO_ID else uid, -1 if gid == _NO_ID else gid)
-        for name, value in table.attributes.get(row, {}).items():  # chown would take capabilities away again
+        for name, value in table.attributes.get(row, {}).items():  # after chown, which would remove capabilities
             os.setxattr(fd, name, value)
         os.fchmod(fd, table.mode[row] & (0o7777 if self.setuid else 0o1777))
         os.utime(fd, ns=(table.mtime_ns[row], table.mtime_ns[row]))
@@ -58,7 +58,7 @@ class Wishes:
 
 @dataclass(slots=True)
 class _LargeFile:
-    """A file whose content lies in several chunks. One writer at a time: several are slower, not faster."""
+    """A file with several chunks. One writer at a time: several are slower, not faster."""
 
     fd: int
     left: int
@@ -66,7 +66,7 @@ class _LargeFile:
 
 
 class Filling:
-    """Writes the entries of `table` below the directory `root`, a descriptor that stays the caller's."""
+    """Writes the entries of `table` below the directory `root`, a descriptor that the caller closes."""
 
     def __init__(
         self, table: Table, stream: StoredStream | None, root: int, wishes: Wishes, *, sync_each: bool = False
@@ -132,7 +132,7 @@ class Filling:
             yield partial(self._write_empty, empty[first : first + _EMPTY_AT_ONCE]), 0
         if self._stream is None:
             return
-        group: list[tuple[Entry, list[Part]]] = []  # small chunks are looked up and read together
+        group: list[tuple[Entry, list[Part]]] = []  # small chunks are located and read together
         size = 0
         for entry, parts in parts_of_chunks(self._table, self._stream):
             for part in parts:
@@ -204,7 +204,7 @@ class Filling:
                 self._dress(row, name, fd)
 
     def _make_special(self) -> None:
-        """Fifos and devices. Nobody else can change the directory they are made in, so paths are safe here."""
+        """Create fifos and devices. Nobody else can change their directory, so paths are safe here."""
         table = self._table
         for row, kind in enumerate(table.kind):
             if kind not in _TYPES:
@@ -243,7 +243,7 @@ class Filling:
             os.fsync(fd)
 
     def _directory_of(self, row: int) -> int:
-        """A descriptor of the directory a row is in, for this thread, good until the next call."""
+        """Return a descriptor of a row's directory, for this thread, valid until the next call."""
         directories: Directories | None = getattr(self._local, "directories", None)
         if directories is None:
             directories = self._local.directories = Directories(self._table, os.dup(self._root))
@@ -251,7 +251,7 @@ class Filling:
         return directories.fd(self._table.parent[row])
 
     def _buffer(self, size: int) -> memoryview:
-        """Memory of this thread for some chunks; so large that it begins on a page, for the disk to write into."""
+        """Return this thread's memory for several chunks, so large that it begins on a page, for direct reads."""
         buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None or len(buffer) < size:
             buffer = self._local.buffer = allocate(max(size, _TASK_BYTES + (1 << 20)))
@@ -269,8 +269,10 @@ class Filling:
 
 
 def _joined(group: list[tuple[Entry, list[Part]]]) -> Iterator[tuple[Part, bool]]:
-    """The parts of chunks that lie one behind the other, by their offset from the first chunk on; whether they are
-    zeros. What belongs together in a file is one part."""
+    """Yield the parts of consecutive chunks, with offsets from the first chunk, and whether they are zeros.
+
+    Adjacent parts of a file are joined.
+    """
     last: Part | None = None
     is_last_zero = False
     begin = 0

@@ -1,12 +1,12 @@
-"""Writing stored files to disk, as if everything in the entry table came from an enemy.
+"""Writing stored files to disk, treating the entry table as hostile.
 
-    stage    a new directory beside or in the destination, ours alone; everything is written there, through
-             descriptors that never follow a link; links come last
-    sync     of each file, or of the file system if there are many: the bytes are durable before they have a name
-    move     a new destination appears by one rename; into an existing one each file or new directory moves by one
+    stage    a new private directory beside or in the destination; everything is written there, through descriptors
+             that never follow a link; links come last
+    sync     each file, or the file system if there are many: the bytes are durable before they have a name
+    move     a new destination appears by one rename; in an existing one each file or new directory moves by one
 
-So a file under its final name is whole at any moment, also after a kill or a power cut, and when it returns all of it
-is durable. What a killed restore left behind is removed by the next one to the same place.
+So a file under its final name is complete at any moment, even after a kill or a power cut, and on return all of it is
+durable. The next restore to the same place removes what a killed one left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SYNC_EACH_UP_TO = 100
 
 
 def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wishes: Wishes) -> None:
-    """Restore all of `table` as the directory `destination`. See above for what is promised."""
+    """Restore all of `table` as the directory `destination`, with the guarantees above."""
     destination = os.path.abspath(destination)
     with storage_errors("restore to", shown(destination)):
         make_directories(os.path.dirname(destination))
@@ -63,7 +63,7 @@ def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wi
 
 
 def write_file(table: Table, stream: StoredStream | None, destination: bytes, wishes: Wishes) -> None:
-    """Restore a single file as `destination`, in the same way."""
+    """Restore a single file as `destination`, with the same guarantees."""
     destination = os.path.abspath(destination)
     with storage_errors("restore to", shown(destination)):
         make_directories(os.path.dirname(destination))
@@ -93,13 +93,13 @@ def remove_leftover_of(destination: bytes) -> None:
 
 
 def _stage_of(target: bytes) -> bytes:
-    """Always the same name: what a kill leaves behind is found without listing the directory."""
+    """Return a stage's name, always the same for a target: remains of a kill are found without a listing."""
     return STAGE_PREFIX + hashlib.sha256(target).hexdigest()[:16].encode()
 
 
 @contextmanager
 def _opened(path: bytes) -> Iterator[int]:
-    """A descriptor of a directory."""
+    """Open a directory and yield its descriptor."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except NotADirectoryError as error:
@@ -111,7 +111,7 @@ def _opened(path: bytes) -> Iterator[int]:
 
 
 def _type_of(name: bytes, fd: int) -> int | None:
-    """The type of an entry of directory `fd`, links not followed; None if there is none."""
+    """Return the type of an entry of directory `fd`, without following links; None if there is none."""
     try:
         return stat.S_IFMT(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _exists(path: bytes, file_type: int) -> Conflict:
 
 
 def _refuse_conflicts(table: Table, home: int, destination: bytes, wishes: Wishes) -> None:
-    """Conflict if the destination holds anything, or, with overwrite, something that cannot be replaced."""
+    """Raise Conflict if the destination is not empty or, with overwrite, has something that cannot be replaced."""
     if not wishes.overwrite:
         if any(not name.startswith(STAGE_PREFIX) for name in map(os.fsencode, os.listdir(home))):
             raise Conflict(
@@ -153,13 +153,13 @@ def _refuse_conflicts(table: Table, home: int, destination: bytes, wishes: Wishe
 
 @contextmanager
 def _stage(home: int, name: bytes = b"") -> Iterator[tuple[bytes, int]]:
-    """A new directory in `home`, as (name, descriptor); locked while in use, removed afterwards unless moved away."""
+    """Create a directory in `home`; yield (name, descriptor). It is locked, and removed afterwards unless moved."""
     while True:
         name = name or _new_name()
         try:
             os.mkdir(name, 0o700, dir_fd=home)
             fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
-        except (FileExistsError, FileNotFoundError):  # in use; or taken for a leftover before it was locked
+        except (FileExistsError, FileNotFoundError):  # in use; or removed as a leftover before it was locked
             name = b""
             continue
         if _lock(fd, if_impossible=True) and os.fstat(fd).st_nlink:
@@ -188,7 +188,7 @@ def _lock(fd: int, *, if_impossible: bool) -> bool:
 
 
 def _remove_leftover(name: bytes, home: int) -> None:
-    """Remove what a killed restore of this user left in `home`, if it did. One still running holds a lock."""
+    """Remove what a killed restore of this user left in `home`. A running one holds a lock."""
     try:
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
     except OSError:
@@ -201,9 +201,9 @@ def _remove_leftover(name: bytes, home: int) -> None:
 
 
 def _remove(name: bytes, home: int) -> None:
-    """Remove a directory of `home` with all it holds, of any depth: directories in it are moved up to `home` first.
+    """Remove a directory of `home` with its content, of any depth, by first moving inner directories up to `home`.
 
-    Never fails: what cannot be removed is a leftover that the next restore tries to remove again.
+    Never fails: what cannot be removed is left for the next restore.
     """
     waiting = [name]
     while waiting:
@@ -226,7 +226,7 @@ def _remove(name: bytes, home: int) -> None:
 
 
 def _rename_new(name: bytes, source: int, target: bytes, home: int, destination: bytes) -> None:
-    """Rename a file, but never onto another one, even if that appeared just now."""
+    """Rename a file, but never onto another one, even if that has just appeared."""
     try:
         os.link(name, target, src_dir_fd=source, dst_dir_fd=home, follow_symlinks=False)
     except FileExistsError as error:
@@ -247,7 +247,7 @@ def _rename_to(home: int, name: bytes, destination: bytes) -> None:
 
 
 def _move_into(table: Table, stage: int, home: int) -> None:
-    """Move what was staged to its place: whole directories where there are none yet, else what is in them."""
+    """Move the staged entries to their places: whole directories if they are new, otherwise their content."""
     existing = {0}
     with Directories(table, os.dup(stage)) as sources, Directories(table, os.dup(home)) as targets:
         for row in range(1, len(table)):
@@ -262,7 +262,7 @@ def _move_into(table: Table, stage: int, home: int) -> None:
 
 
 def _dress_directories(table: Table, root: int, wishes: Wishes) -> None:
-    """Owners, modes and times of all directories but the root; inner ones first, while outer ones can be entered."""
+    """Set owners, modes and times of all directories but the root; inner ones first, while they can be entered."""
     with Directories(table, os.dup(root)) as directories:
         for row in reversed(table.rows(DIRECTORY)):
             if row:
@@ -274,13 +274,13 @@ def _has_few(table: Table) -> bool:
 
 
 def _sync(table: Table, root: int, wishes: Wishes) -> None:
-    """Make all entries below `root` durable; where there are few, their files are already."""
+    """Make all entries below `root` durable; if there are few, their files already are."""
     if not wishes.durable:
         return
     if not _has_few(table):
         from kedge.blobs import libc  # start time
 
-        libc.sync_file_system(root)  # one wait instead of one per file; only for many, because others' writes count
+        libc.sync_file_system(root)  # one wait, not one per file; only for many, because it includes others' writes
         return
     with Directories(table, os.dup(root)) as directories:
         for row in reversed(table.rows(DIRECTORY)):

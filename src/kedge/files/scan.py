@@ -1,4 +1,4 @@
-"""Looking at files on disk: what is there, without reading any of it."""
+"""Listing files on disk without reading any of them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from .table import (
 )  # fmt: skip
 
 BUNDLE_BYTES = 1 << 20  # smaller files are stored together, larger ones apart
-STORE_MARKER = b"kedge-store"  # a directory with this file is a store; it never goes into a store by accident
+STORE_MARKER = b"kedge-store"  # a directory with this file is a store, which is never saved by accident
 _SPARSE_FROM_BYTES = 64 * 1024
 _MAX_RANGES = 10_000  # a file with more holes than this is stored with its zeros
 
-# A file written in the same tick of the clock as it was looked at may have changed afterwards without a trace in its
-# times. Kernels stamp files with a clock of up to 10 ms; times in whole seconds come from file systems that know no
-# better, the worst of which count in steps of two.
+# A file written in the same clock tick as its scan may have changed afterwards, with the same times. Kernels stamp
+# files with a clock of up to 10 ms. Times in whole seconds come from file systems without finer ones, the worst of
+# which count in steps of two.
 _TICK_NS = 50_000_000
 _COARSE_TICK_NS = 2_000_000_000
 _SECOND_NS = 1_000_000_000
@@ -62,14 +62,14 @@ class Options:
     skip_special: bool = False
     allow_changing: bool = False
     always_read: bool = False
-    exact: bool = False  # extended attributes, fifos and devices too
+    exact: bool = False  # extended attributes, fifos and devices, too
     without_attributes: frozenset[str] = frozenset()
     cuts: Mapping[bytes, Sequence[int]] = field(default_factory=dict)  # path → where its chunks end
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Files as they were when looked at. Whoever reads them later checks that they still are the same."""
+    """Files as they were when scanned. Later readers check that they are still the same."""
 
     root: bytes  # absolute
     table: Table
@@ -80,11 +80,11 @@ class Scan:
         return self.table.kind[0] == DIRECTORY
 
     def name(self, row: int) -> str:
-        """The path of a row for messages."""
+        """Return the path of a row for messages."""
         return shown(os.path.join(self.root, self.table.path(row)) if row else self.root)
 
     def open_root(self) -> int:
-        """A descriptor of the root, if it still is the directory that was looked at; of the one a single file is in."""
+        """Open the root, if it is still the scanned directory; for a single file, the directory it is in."""
         if not self.is_tree:
             return os.open(os.path.dirname(self.root), OPEN_DIRECTORY)
         fd = os.open(self.root, OPEN_DIRECTORY)
@@ -107,7 +107,7 @@ class Scan:
 
 
 def unreadable(name: str, error: OSError) -> CheckpointError:
-    """The typed error for a file that cannot be read; nothing was stored."""
+    """The error for an unreadable file; nothing was stored."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFound(f"there is no {name}", hint="check the path")
     if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EISDIR):
@@ -118,7 +118,7 @@ def unreadable(name: str, error: OSError) -> CheckpointError:
 
 
 def scan_file(path: str | os.PathLike[str], options: Options) -> Scan:
-    """One file; a symlink is followed, because the caller named it."""
+    """Scan one file; a symlink is followed, because the caller named it."""
     absolute = _absolute(path)
     started_ns = time.time_ns()
     try:
@@ -138,7 +138,7 @@ def scan_file(path: str | os.PathLike[str], options: Options) -> Scan:
 
 
 def scan_tree(path: str | os.PathLike[str], options: Options) -> Scan:
-    """A directory and everything below it, in one order: by name, directories after the entries beside them."""
+    """Scan a directory and everything below it, sorted by name, directories after the entries beside them."""
     absolute = _absolute(path)
     started_ns = time.time_ns()
     try:
@@ -161,7 +161,7 @@ def scan_tree(path: str | os.PathLike[str], options: Options) -> Scan:
 
 
 def _unsettled(table: Table, started_ns: int) -> set[int]:
-    """Files written so shortly before they were looked at that a later write might give them the same times again."""
+    """Return files written so shortly before the scan that a later write might give them the same times."""
     return {
         row
         for row, latest_ns in enumerate(map(max, table.mtime_ns, table.ctime_ns))
@@ -172,7 +172,7 @@ def _unsettled(table: Table, started_ns: int) -> set[int]:
 
 
 def _settled_ns(time_ns: int) -> int:
-    """From when on a write would give a file another time than this."""
+    """Return from when a write would give a file another time than this."""
     return time_ns + (_TICK_NS if time_ns % _SECOND_NS else _COARSE_TICK_NS)
 
 
@@ -190,20 +190,20 @@ def _bad_path(path: bytes, error: OSError | ValueError) -> CheckpointError:
 
 
 class _Walk:
-    """One scan of a tree under way."""
+    """One scan of a tree in progress."""
 
     def __init__(self, scan: Scan, directories: Directories) -> None:
         self._scan = scan
         self._table = scan.table
         self._directories = directories
         self._excluded = _matcher(scan.options.exclude, scan.table)
-        self._found: list[os.stat_result] = []  # what the system said of each row
+        self._statuses: list[os.stat_result] = []  # the status of each row
         self._first_names: dict[tuple[int, int], int] = {}
         self._depth = {0: 0}
 
     def run(self, root: os.stat_result) -> list[os.stat_result]:
-        """Enter everything into the table but its numbers, which are answered."""
-        self._found.append(root)
+        """Add all rows to the table; return their statuses, which the table still lacks."""
+        self._statuses.append(root)
         waiting = [0]
         while waiting:
             row = waiting.pop()
@@ -215,10 +215,10 @@ class _Walk:
                 )
             self._depth.update(dict.fromkeys(below, depth + 1))
             waiting += reversed(below)
-        return self._found
+        return self._statuses
 
     def _list(self, row: int) -> list[int]:
-        """Add what is in directory `row`; return the rows of its directories."""
+        """Add the entries of directory `row`; return the rows of its directories."""
         try:
             fd = self._directories.fd(row)
             entries = self._entries(fd)
@@ -243,7 +243,7 @@ class _Walk:
                 below.append(self._table.add(name, row, DIRECTORY))
             elif not self._add_other(name, row, status, fd):
                 continue
-            self._found.append(status)
+            self._statuses.append(status)
         return below
 
     def _entries(self, fd: int) -> list[tuple[bytes, os.stat_result]]:
@@ -274,7 +274,7 @@ class _Walk:
             _mark_apart(self._scan, row, status, lambda: os.open(name, READ_FILE, dir_fd=fd))
 
     def _add_other(self, name: bytes, parent: int, status: os.stat_result, fd: int) -> bool:
-        """Whether there is a row for it now."""
+        """Add any other entry; return whether it has a row now."""
         if stat.S_ISLNK(status.st_mode):
             row = self._table.add(name, parent, SYMLINK)
             try:
@@ -302,7 +302,7 @@ class _Walk:
 
 
 def _read_attributes(scan: Scan, directories: Directories) -> None:
-    """Extended attributes of every row, links not followed: user's own, ACLs, capabilities, and trusted ones."""
+    """Read every row's extended attributes, without following links: user's own, ACLs, capabilities, trusted."""
     table, unwanted = scan.table, scan.options.without_attributes
     for row in range(len(table)):
         if table.kind[row] == HARD_LINK:
@@ -321,7 +321,7 @@ def _read_attributes(scan: Scan, directories: Directories) -> None:
 
 
 def _stand_apart(table: Table, cuts: Mapping[bytes, Sequence[int]]) -> None:
-    """Files that are cut where the caller says; each must end where its last chunk does."""
+    """Mark files that are cut where the caller says; each must end where its last chunk does."""
     for row, path in enumerate(table.paths()):
         borders = cuts.get(path)
         if borders is None or table.kind[row] & ~APART or not table.size[row] or row in table.sparse:
@@ -332,18 +332,18 @@ def _stand_apart(table: Table, cuts: Mapping[bytes, Sequence[int]]) -> None:
 
 
 def _is_store(fd: int, name: bytes) -> bool:
-    """Whether a directory is a store, which could otherwise be saved into itself, without end."""
+    """Return whether a directory is a store, which could otherwise be saved into itself, endlessly."""
     try:
         return stat.S_ISREG(os.stat(os.path.join(name, STORE_MARKER), dir_fd=fd, follow_symlinks=False).st_mode)
     except OSError:
         return False
 
 
-READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a fifo put there meanwhile must not block
+READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a fifo that replaced it must not block
 
 
 def _mark_apart(scan: Scan, row: int, status: os.stat_result, open_file: Callable[[], int]) -> None:
-    """Decide whether a file's content stands apart: it is large, or has holes."""
+    """Decide whether a file's content is stored apart: if it is large, or has holes."""
     table = scan.table
     if status.st_size >= _SPARSE_FROM_BYTES and status.st_blocks * 512 < status.st_size:
         try:
@@ -361,7 +361,7 @@ def _mark_apart(scan: Scan, row: int, status: os.stat_result, open_file: Callabl
 
 
 def _data_ranges(fd: int, size: int) -> Ranges | None:
-    """Where the file has data; None when it has no holes, too many, or a file system that does not tell."""
+    """Return where the file has data; None if it has no holes, too many, or the file system does not report them."""
     ranges: Ranges = []
     end = 0
     while end < size:
@@ -369,7 +369,7 @@ def _data_ranges(fd: int, size: int) -> Ranges | None:
             start = os.lseek(fd, end, os.SEEK_DATA)
             end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole follows
+            if error.errno == errno.ENXIO:  # only a hole follows
                 break
             if error.errno == errno.EINVAL:
                 return None
@@ -382,7 +382,7 @@ def _data_ranges(fd: int, size: int) -> Ranges | None:
 
 
 def _matcher(patterns: Sequence[str], table: Table) -> Callable[[bytes, int], bool] | None:
-    """Whether (name, row of its directory) is excluded.
+    """Return a function that tells whether (name, row of its directory) is excluded.
 
     A glob without "/" matches a name at any depth, one with "/" the path from the root.
     """

@@ -1,4 +1,4 @@
-"""Files in a store: their table, and their content chunk by chunk, verified, as it is asked for."""
+"""Files in a store: their table, and their content by verified chunk, read on demand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kedge.errors import Corrupted
 
 from .table import MAX_TABLE_BYTES, Table, pack_table, parse_table
 
-MAX_CHUNK_BYTES = 64 << 20  # no save makes larger ones; a manifest that claims some would only eat memory
+MAX_CHUNK_BYTES = 64 << 20  # no save creates larger ones; a manifest that claims some would only exhaust memory
 _TABLE_CHUNK_BYTES = 64 * 1024
 _ZEROS = bytes(1 << 20)
 
 
 class Part(NamedTuple):
-    """Some of a file's content, and where it is in its chunk."""
+    """Part of a file's content, and where it is in its chunk."""
 
     row: int
     start: int  # in the file's content
@@ -33,7 +33,7 @@ class StoredFiles:
     def __init__(self, is_tree: bool, packed_table: bytes | StoredStream, content: StoredStream | None) -> None:
         self.is_tree = is_tree
         self.packed_table = packed_table
-        self.content = content  # None when all files are empty
+        self.content = content  # None if all files are empty
         self._table: Table | None = None
         self._starts: dict[int, int] | None = None  # row → where its content begins
         self._offsets: list[int] = []  # of the chunks
@@ -42,7 +42,7 @@ class StoredFiles:
 
     @property
     def table(self) -> Table:
-        """Read, checked and kept; Corrupted when it claims what no save could have written."""
+        """The table, read and checked once. Raises Corrupted if no save could have written it."""
         if self._table is None:
             packed = self.packed_table
             data = packed if isinstance(packed, bytes) else _read_all(packed)
@@ -51,13 +51,13 @@ class StoredFiles:
         return self._table
 
     def row_of(self, path: bytes) -> int | None:
-        """The row of a path below the root."""
+        """Return the row of a path below the root."""
         if not self._rows:
             self._rows = {name: row for row, name in enumerate(self.table.paths())}
         return self._rows.get(path) or None
 
     def parts(self, row: int) -> Iterator[tuple[StoredStream, Entry, Part]]:
-        """The chunks that hold the content of a file, in order, each with the stream to read it from."""
+        """Yield the chunks with a file's content, in order, each with the stream to read it from."""
         if self._starts is None:
             rows, starts = self.table.layout()
             self._starts = dict(zip(rows, starts, strict=False))
@@ -75,7 +75,7 @@ class StoredFiles:
             number += 1
 
     def pieces(self, row: int) -> Iterator[memoryview | bytes]:
-        """The content of a file from beginning to end, holes as zeros. A piece is good until the next one."""
+        """Yield the content of a file, holes as zeros. A piece is valid until the next one."""
         position = 0
         for stream, entry, part in self.parts(row):
             data = self._chunk(entry, stream)[part.offset : part.offset + part.size_bytes]
@@ -86,7 +86,7 @@ class StoredFiles:
         yield from _zeros(self.table.size[row] - position)
 
     def window(self, row: int, offset: int, size_bytes: int) -> Iterator[memoryview | bytes]:
-        """The same for a part of a file: only the chunks that hold it are read."""
+        """The same for part of a file: reads only the chunks that contain it."""
         end = min(offset + size_bytes, self.table.size[row])
         position = offset
         for stream, entry, part in self.parts(row):
@@ -103,16 +103,16 @@ class StoredFiles:
         yield from _zeros(end - position)
 
     def _chunk(self, entry: Entry, stream: StoredStream) -> memoryview:
-        """The last one is kept: small files that follow each other lie in the same."""
+        """Return a chunk. The last one is kept, because consecutive small files share it."""
         last = self._last
         if last is None or last[0] != entry:
-            self._last = None  # before the next is read, so that not both are in memory
+            self._last = None  # first, so that not both are in memory
             last = self._last = (entry, read_chunk(entry, stream).toreadonly())
         return last[1]
 
 
 def read_chunk(entry: Entry, stream: StoredStream) -> memoryview:
-    """The bytes of one chunk, verified."""
+    """Return the bytes of one chunk, verified."""
     check_size(entry, stream)
     data = memoryview(bytearray(entry.size_bytes))
     stream.reader.read([(entry, data)], of=stream.of)
@@ -120,7 +120,7 @@ def read_chunk(entry: Entry, stream: StoredStream) -> memoryview:
 
 
 def parts_of_chunks(table: Table, stream: StoredStream) -> Iterator[tuple[Entry, list[Part]]]:
-    """Each chunk of the stream with the parts of files it holds."""
+    """Yield each chunk of the stream with its parts of files."""
     rows, starts = table.layout()
     number = begin = 0
     for entry in stream.entries:
@@ -143,7 +143,7 @@ def check_size(entry: Entry, stream: StoredStream) -> None:
 
 
 class StoredSource:
-    """A stream to be saved once more: in the same store nothing is read, in another one what that does not have."""
+    """A stream to be saved again: reads nothing in the same store, and only missing chunks in another one."""
 
     def __init__(self, stream: StoredStream) -> None:
         self.stream = stream
@@ -157,12 +157,12 @@ class StoredSource:
 class TableSource:
     """A table to be saved, cut by content: a small change stores little.
 
-    It is packed when it is stored, after the content: reading that tells which files are unsettled.
+    It is packed after the content is stored, because reading that shows which files are unsettled.
     """
 
     def __init__(self, table: Table, size_bytes: int) -> None:
         self._table = table
-        self.size_bytes = size_bytes  # packed, whatever is unsettled
+        self.size_bytes = size_bytes  # when packed, whatever is unsettled
 
     def pieces(self) -> Iterator[memoryview]:
         return cut_by_content(pack_table(self._table), _TABLE_CHUNK_BYTES)

@@ -57,7 +57,7 @@ FIFO: Final = 4
 CHARACTER_DEVICE: Final = 5
 BLOCK_DEVICE: Final = 6
 DEVICES: Final = (CHARACTER_DEVICE, BLOCK_DEVICE)
-APART: Final = 0x80  # a file whose content stands in the second part of the stream
+APART: Final = 0x80  # a file whose content is in the second part of the stream
 
 Ranges = list[tuple[int, int]]  # (offset, length) of the parts of a sparse file that are not holes
 
@@ -72,7 +72,7 @@ _NUMBERS = (
 
 
 class FileEntry(NamedTuple):
-    """One entry of a tree as users see it. Names that are not UTF-8 are text as os.fsdecode makes it."""
+    """One entry of a tree, for users. Names that are not UTF-8 are decoded like os.fsdecode does."""
 
     path: str  # relative to the root, "/"-joined
     kind: str  # file, directory, symlink, hard link; in exact trees also fifo, character device, block device
@@ -81,11 +81,11 @@ class FileEntry(NamedTuple):
     mtime_ns: int
     uid: int
     gid: int
-    target: str | None = None  # where a symlink points; the first name of a hard-linked file; "major:minor" of a device
+    target: str | None = None  # of a symlink; the first name of a hard-linked file; "major:minor" of a device
 
 
 def shown(path: bytes) -> str:
-    """A path for messages: always printable."""
+    """Return a path for messages, always printable."""
     return path.decode("utf-8", "backslashreplace")
 
 
@@ -108,20 +108,20 @@ class Table:
         self.links: dict[int, int] = {}  # hard link → row of the file
         self.sparse: dict[int, Ranges] = {}
         self.skipped: list[tuple[bytes, str]] = []  # what was left out, and why
-        self.unsettled: set[int] = set()  # files that may change without a trace in their times; packed as UNSETTLED
+        self.unsettled: set[int] = set()  # files whose times may not show a change; packed as UNSETTLED
         self.devices: dict[int, tuple[int, int]] = {}  # row → (major, minor)
         self.attributes: dict[int, dict[bytes, bytes]] = {}  # extended attributes of rows that have some
         self._layout: tuple[list[int], list[int]] | None = None
 
     def add(self, name: bytes, parent: int, kind: int) -> int:
-        """Append a row and return its number; `fill` adds the other columns."""
+        """Append a row without its numbers, which `fill` adds; return its number."""
         self.kind.append(kind)
         self.names.append(name)
         self.parent.append(parent)
         return len(self.names) - 1
 
     def fill(self, statuses: list[os.stat_result]) -> None:
-        """Enter what the system said of each row; all columns at once, because that is faster than row by row."""
+        """Add the status of each row; all columns at once, which is faster than row by row."""
         self.mode = array("I", [status.st_mode & 0o7777 for status in statuses])
         self.uid = array("I", [status.st_uid for status in statuses])
         self.gid = array("I", [status.st_gid for status in statuses])
@@ -134,14 +134,14 @@ class Table:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it holds what only an exact restore restores."""
+        """Whether it contains entries that only an exact restore can restore."""
         return bool(self.attributes) or not {FIFO, *DEVICES}.isdisjoint(self.kind)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def path(self, row: int) -> bytes:
-        """The path of a row below the root."""
+        """Return the path of a row below the root."""
         parts = []
         while row:
             parts.append(self.names[row])
@@ -149,11 +149,11 @@ class Table:
         return b"/".join(reversed(parts)) or self.names[0]
 
     def rows(self, kind: int) -> list[int]:
-        """The rows of a kind."""
+        """Return the rows of a kind."""
         return [row for row, row_kind in enumerate(self.kind) if row_kind == kind]
 
     def layout(self) -> tuple[list[int], list[int]]:
-        """Rows with bytes in the stream, in its order; and where each begins, with the end of the last."""
+        """Return the rows with bytes in the stream, in order, and where each begins, with the end of the last."""
         if self._layout is None:
             sizes = self.size
             rows = [row for row, kind in enumerate(self.kind) if kind == FILE and sizes[row]]
@@ -164,12 +164,12 @@ class Table:
         return self._layout
 
     def data_bytes(self, row: int) -> int:
-        """How much of the stream a file takes."""
+        """Return a file's number of bytes in the stream."""
         ranges = self.sparse.get(row)
         return self.size[row] if ranges is None else sum(length for _, length in ranges)
 
     def segments(self, row: int, start: int, length: int) -> Iterator[tuple[int, int]]:
-        """(offset in the file, length) of `length` bytes of a file's content from `start` on, holes not counted."""
+        """Yield (offset in the file, length) for `length` bytes of a file's content from `start`, without holes."""
         ranges = self.sparse.get(row)
         if ranges is None:
             yield start, length
@@ -203,7 +203,7 @@ class Table:
         )
 
     def paths(self) -> list[bytes]:
-        """The path of every row; of the root b""."""
+        """Return the path of every row; b"" for the root."""
         paths = [b""]
         for row in range(1, len(self)):
             above = paths[self.parent[row]]
@@ -229,7 +229,7 @@ def pack_table(table: Table) -> bytes:
 
 
 def _settled_ctimes(table: Table) -> array[int]:
-    """The times that a later save compares; of what is unsettled one that no file has."""
+    """Return the times that a later save compares; for unsettled files, one that no file has."""
     ctimes = array("q", table.ctime_ns)
     for row in table.unsettled:
         ctimes[row] = UNSETTLED
@@ -244,10 +244,10 @@ def _pack_exact(table: Table) -> dict[str, object]:
 
 
 def parse_table(data: bytes, *, content_bytes: int, is_tree: bool) -> Table:
-    """The table of `data`, every claim in it checked; what no save could have written is Corrupted.
+    """Parse a table and check every claim in it. Raises Corrupted if no save could have written it.
 
-    Whoever uses the result may rely on: names are single path components, directories come before what they hold,
-    no name occurs twice in a directory, links lead to files of the table, and the content fits the stream.
+    Guarantees: names are single path components, directories precede their content, no name occurs twice in a
+    directory, links lead to files of the table, and the content fits the stream.
     """
     try:
         return _parse(data, content_bytes, is_tree)
@@ -283,7 +283,7 @@ def _parse(data: bytes, content_bytes: int, is_tree: bool) -> Table:
     if version == VERSION_EXACT:
         _parse_exact(table, fields)
     elif set(table.kind) & {FIFO, *DEVICES}:
-        raise ValueError("an entry of a kind that came later")
+        raise ValueError("an entry of a newer kind")
     _check_content(table, content_bytes)
     return table
 
@@ -313,7 +313,7 @@ def _check_structure(table: Table, is_tree: bool) -> None:
     if not all(map(lt, parent[1:], range(1, len(parent)))):
         raise ValueError("an entry before its directory")
     if any(kind[row] != DIRECTORY for row in set(parent[1:])):
-        raise ValueError("an entry inside something that is no directory")
+        raise ValueError("an entry inside something that is not a directory")
     if len(set(zip(parent[1:], own, strict=False))) != len(parent) - 1:
         raise ValueError("a name that occurs twice in a directory")
     depth = {0: 0}
@@ -330,7 +330,7 @@ def _check_content(table: Table, content_bytes: int) -> None:
     if len(table.targets) != len(table.rows(SYMLINK)) or b"" in table.targets.values():
         raise ValueError("a symlink without target")
     if any(table.kind[first] & ~APART or first > row for row, first in table.links.items()):
-        raise ValueError("a hard link to something that is no file")
+        raise ValueError("a hard link to something that is not a file")
     if any(table.kind[row] != APART for row in table.sparse):
         raise ValueError("holes outside of files")
     if table.layout()[1][-1] != content_bytes:

@@ -27,9 +27,9 @@ Progress = Callable[[int, int], None]
 
 
 class _Files:
-    """What a Tree and a File share: on disk they have a path and options, loaded they are in a store."""
+    """The common part of Tree and File: they have a path and options on disk; once loaded, they are in a store."""
 
-    path: str  # "" when loaded
+    path: str  # "" once loaded
     _options: Options
     _stored: StoredFiles | None
 
@@ -40,25 +40,25 @@ class _Files:
 
     @classmethod
     def _loaded(cls, stored: StoredFiles) -> Self:
-        """The value of a loaded state."""
+        """Return the value of a loaded state."""
         value = cls.__new__(cls)
         value.path, value._options, value._stored = "", Options(), stored
         return value
 
     @property
     def stored(self) -> StoredFiles:
-        """Its table and content in the store; Validation if it is on disk."""
+        """Its table and content in the store. Raises Validation if it is on disk."""
         if self._stored is None:
             raise Validation(f"{self!r} is on disk, not in a store", hint="save it, then load the checkpoint")
         return self._stored
 
     @property
     def _table(self) -> Table:
-        """Its entries: of a loaded value from the store, else what is on disk now."""
+        """Its entries: from the store if loaded, otherwise as on disk now."""
         return self._stored.table if self._stored is not None else self._scan().table
 
     def _scan(self) -> Scan:
-        """What is on disk now, not read yet."""
+        """Scan what is on disk now, without reading it."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Tree(_Files):
 
     @property
     def entries(self) -> list[FileEntry]:
-        """Everything below the root: of a loaded tree as stored, otherwise as on disk now."""
+        """Everything below the root: as stored if loaded, otherwise as on disk now."""
         table = self._table
         return [table.entry(row, path) for row, path in enumerate(table.paths()) if row]
 
@@ -119,24 +119,24 @@ class Tree(_Files):
         return sum(self._table.size)
 
     def read(self, name: str) -> bytes:
-        """The content of one file, verified; NotFound if the tree has no such file."""
+        """Return the content of one file, verified. Raises NotFound if the tree has no such file."""
         return b"".join(self.stream(name))
 
     def read_part(self, name: str, offset: int, size_bytes: int) -> bytes:
-        """A part of a file's content, as much of it as exists; nothing else is read."""
+        """Return part of a file's content, as far as it exists, reading nothing else."""
         return b"".join(self.stored.window(_file_row(self.stored, name), offset, size_bytes))
 
     def stream(self, name: str) -> Iterator[memoryview | bytes]:
-        """The content in pieces of at most a few MiB; each is valid until the next is requested."""
+        """Yield the content in pieces of at most a few MiB; each is valid until the next is requested."""
         return self.stored.pieces(_file_row(self.stored, name))
 
     def attributes(self, name: str) -> dict[bytes, bytes]:
-        """The extended attributes of an entry, which only exact trees have; {} if there are none."""
+        """Return the extended attributes of an entry, which only exact trees have; {} if there are none."""
         row = self.stored.row_of(os.fsencode(name))
         return {} if row is None else dict(self._table.attributes.get(row, {}))
 
     def ranges(self, name: str) -> list[tuple[int, int]] | None:
-        """(offset, length) of the parts of a sparse file that are not holes; None for any other entry."""
+        """Return (offset, length) of the parts of a sparse file that are not holes; None for any other entry."""
         row = self.stored.row_of(os.fsencode(name))
         ranges = None if row is None else self._table.sparse.get(self._table.links.get(row, row))
         return None if ranges is None else list(ranges)
@@ -152,14 +152,14 @@ class Tree(_Files):
         durable: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """Write everything below `destination`: durable when this returns, and never a part of a file in its place.
+        """Write everything below `destination`: durable on return, and never part of a file in its place.
 
-        The destination must not exist or be empty, else Conflict; with `overwrite`, files of the same name are
-        replaced and others stay. Numeric owners are restored if we are root, or as `owners` says; set-user-ID and
-        set-group-ID bits only with `setuid`. `exact` restores all of that, and what else an exact tree holds: it needs
-        root, and is for trees you trust. Without `durable`, for files needed only now, it does not wait for the
-        disk. Nothing is ever written outside of `destination`, whatever the store holds. `progress(done, total)` counts
-        bytes.
+        The destination must not exist, or be empty: otherwise raises Conflict. With `overwrite`, files of the same name
+        are replaced and others stay. Numeric owners are restored if we are root, or as `owners` says; set-user-ID and
+        set-group-ID bits only with `setuid`. `exact` restores all of that, and everything else in an exact tree: it
+        needs root, and is for trees you trust. Without `durable`, for files needed only now, it does not wait for the
+        disk. Nothing is ever written outside of `destination`, whatever the store contains. `progress(done, total)`
+        counts bytes.
         """
         from .output import Wishes  # start time: few programs that save files also restore them
         from .restore import write_tree
@@ -179,7 +179,7 @@ class File(_Files):
 
     @property
     def entry(self) -> FileEntry:
-        """Its name, size, mode and times: of a loaded file as stored, otherwise as on disk now."""
+        """Its name, size, mode and times: as stored if loaded, otherwise as on disk now."""
         return self._table.entry(0)
 
     @property
@@ -191,11 +191,11 @@ class File(_Files):
         return self._table.size[0]
 
     def read(self) -> bytes:
-        """The content, verified."""
+        """Return the content, verified."""
         return b"".join(self.stream())
 
     def stream(self) -> Iterator[memoryview | bytes]:
-        """The content in pieces of at most a few MiB; each is valid until the next is requested."""
+        """Yield the content in pieces of at most a few MiB; each is valid until the next is requested."""
         return self.stored.pieces(0)
 
     def write_to(
@@ -207,7 +207,10 @@ class File(_Files):
         setuid: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """Write the file as `destination`: whole and durable or not at all. Conflict if it exists, unless overwrite."""
+        """Write the file as `destination`: complete and durable, or not at all.
+
+        Raises Conflict if it exists, unless `overwrite`.
+        """
         from .output import Wishes  # start time
         from .restore import write_file
 
@@ -228,15 +231,15 @@ def _file_row(stored: StoredFiles, name: str) -> int:
     return row
 
 
-# The codec. Payload of both tags: [version, entries, bytes of all files, device and inode of the root,
-# packed table or the ordinal of a buffer with it, ordinal of the buffer with the content or nil].
+# The codec. Payload of both tags: [version, entries, bytes of all files, device and inode of the root, packed table or
+# the ordinal of its buffer, ordinal of the content's buffer or nil].
 
 
 @dataclass(frozen=True, slots=True)
 class FilesSummary(codec.BufferSummary):
-    """A File or Tree in an outline. `shape` is the number of entries, `size_bytes` that of all files together."""
+    """A File or Tree in an outline. `shape` is the number of entries, `size_bytes` the size of all files together."""
 
-    root: tuple[int, int] = field(default=(0, 0), compare=False)  # device and inode on the machine it was saved on
+    root: tuple[int, int] = field(default=(0, 0), compare=False)  # device and inode on the machine where it was saved
     table: bytes | int = field(default=b"", compare=False)  # packed, or the ordinal of a buffer
     content: int | None = field(default=None, compare=False)  # ordinal
 
@@ -295,7 +298,7 @@ def _decode(cls: type[Tree | File], payload: bytes, context: codec.DecodeContext
 
 
 def _find_earlier(scan: Scan, outline: object, open_stream: Callable[[int], StoredStream]) -> StoredFiles | None:
-    """The same tree or file in an earlier state; a damaged one only costs the comparison."""
+    """Return the same tree or file from an earlier state; a damaged one only costs the comparison."""
     kind = "Tree" if scan.is_tree else "File"
     root = (scan.table.device[0], scan.table.inode[0])
     for summary in summaries_in(outline):
@@ -310,7 +313,7 @@ def _find_earlier(scan: Scan, outline: object, open_stream: Callable[[int], Stor
 
 
 def summaries_in(outline: object) -> Iterator[FilesSummary]:
-    """The files and trees of a state, given its outline."""
+    """Yield the files and trees of a state, given its outline."""
     waiting = [outline]
     while waiting:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Memory to read into, used again: touching fresh memory costs more than reading a cached file."""
+"""Reused memory to read into, because touching new memory costs more than reading a cached file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PATIENCE_S = 1.0
 
 
 class Windows:
-    """Hands out windows of one size; each comes back by itself when the last view of it is gone.
+    """Hands out windows of one size; each returns automatically when its last view is gone.
 
-    With `limit`, taking one more than that waits for one to come back.
+    With `limit`, taking one more than that waits for one to return.
     """
 
     def __init__(self, size_bytes: int, limit: int = 0) -> None:

@@ -1,10 +1,10 @@
-"""Whether the times of a file will tell that it was changed.
+"""Whether the times of a file will show that it was changed.
 
 A write through a shared mapping changes them only when it first touches a page, and not again until that page has been
-written back. So a file that somebody has open for writing may change without a trace, also if the descriptor of the
-mapping is closed. The kernel knows: it gives out a lease for reading only if nobody has the file open for writing. Who
-opens the file later touches its pages anew, which the file systems below stamp at once; the others do that late, or
-never, or serve more machines than this one.
+written back. So a file that somebody has open for writing may change unnoticed, even if the mapping's descriptor is
+closed. The kernel knows: it grants a lease for reading only if nobody has the file open for writing. Later openers
+touch its pages anew, which the file systems below stamp at once. Others do so late, or never, or serve several
+machines.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _STAMPING = frozenset(
 
 
 class Writers:
-    """Looks at the files of one save."""
+    """Checks the files of one save."""
 
     def __init__(self) -> None:
         self._stamps: dict[int, bool] = {}  # device → whether its file system stamps a mapped write at once
 
     def may_change_unseen(self, fd: int, device: int) -> bool:
-        """Whether a later write may leave the times of this file, open for reading, as they are."""
+        """Return whether a later write may leave the times of this file, which is open for reading, unchanged."""
         if device not in self._stamps:
             from kedge.blobs.libc import file_system_of  # start time
 
@@ -38,7 +38,7 @@ class Writers:
         if not self._stamps[device]:
             return True
         try:
-            # Who opens it for writing meanwhile waits for the unlock, and we get a signal: one that does nothing.
+            # Whoever opens it for writing meanwhile waits for the unlock, and we get a signal that does nothing.
             fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
