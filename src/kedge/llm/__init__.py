@@ -1,11 +1,11 @@
 """Never pay twice for an LLM call.
 
-client = openai.OpenAI(http_client=kedge.llm.http_client(store="my-store"))     # any call, streams too
+client = openai.OpenAI(http_client=kedge.llm.http_client(store="my-store"))     # any call, including streams
 text = run.llm("summarise", ask, model="gpt-5-mini", messages=[…])                 # in a pipeline
 
 request   method, URL, and body as canonical JSON: model, parameters, messages, tools; never headers
-answer    a checkpoint of the job `llm:cache`, found by the request's key
-bill      what calls cost, spent and saved apart; `llm:calls` has a record of every call that was paid
+answer    the cached response: a checkpoint of the job `llm:cache`, found by the request's key
+bill      what calls cost, with spent and saved apart; `llm:calls` has a record of every paid call
 """
 
 from __future__ import annotations

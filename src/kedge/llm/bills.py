@@ -1,8 +1,8 @@
-"""What LLM calls cost, by run and step.
+"""The costs of LLM calls: each paid call is recorded, with the run and step that made it.
 
-The records are checkpoints of the job `llm:calls`. Each paid call has its own record, saved before its response is
-cached, so the books never show less than what was paid. Cache hits are added up and saved every few seconds: a kill
-loses some records of money that was saved, never of money that was spent.
+`llm:calls` is the job of these records. A paid call has its own record, saved before its response is cached, so that
+the books never show less than was paid. Cache hits are added up and recorded every few seconds: a kill loses some of
+the savings, never any spending.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WRITE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """One call: paid for, or answered from the cache and so saved."""
+    """One call, either paid or answered from the cache and so saved."""
 
     model: str
-    tokens: Tokens | None  # None: the vendor did not say
+    tokens: Tokens | None  # None: not reported by the vendor
     cost: Decimal | None  # None: unpriced
     is_saved: bool
     run: str = ""
@@ -110,7 +110,7 @@ class Bill:
         )
 
     def __str__(self) -> str:
-        """`3 calls, $0.012 spent; 2 found, $0.008 saved`; unpriced calls are named, never counted as free."""
+        """`3 calls, $0.012 spent; 2 found, $0.008 saved`; unpriced calls are listed, never counted as free."""
         parts = []
         if self.paid:
             parts.append(_part(self.paid, "paid", self.spent, "spent", self.paid_unpriced))
@@ -128,14 +128,14 @@ def _part(calls: int, how: str, amount: Decimal, verb: str, unpriced: int) -> st
 
 @dataclass(slots=True)
 class Meter:
-    """Counts the calls made inside a block, whoever makes them."""
+    """Counts the calls made inside a block, by any thread."""
 
     bill: Bill = field(default_factory=Bill)
     model: str = ""  # of the last call
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, charge: Charge) -> None:
-        with self._lock:  # the items of a map inside are worked on by several threads
+        with self._lock:  # several threads may work on the items of a map inside
             self.bill, self.model = self.bill.add(charge), charge.model
 
 
@@ -158,19 +158,19 @@ class Books:
     def __init__(self, store: CheckpointManager) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._found: list[Charge] = []  # not written yet
+        self._found: list[Charge] = []  # not recorded yet
         self._due = time.monotonic() + WRITE_EVERY_S
         _open_books.add(self)
 
     def pay(self, charge: Charge, estimate: Decimal | None) -> Save:
-        """Count a paid call; return its record, which must be saved before anybody gets the response.
+        """Count a paid call. Return its record, to be saved before anybody gets the response.
 
-        `estimate` is what budgets count if the vendor did not report the call's usage, or not all of it.
+        Budgets count `estimate` if the vendor reported no usage, or not all of it.
         """
         return self.record(_counted(charge), estimate)
 
     def record(self, charge: Charge, estimate: Decimal | None) -> Save:
-        """The same for a call that is over and counted nowhere else."""
+        """Return the record of a finished call that is counted nowhere else."""
         return self._record((charge.run, charge.step, charge.model), Bill().add(charge), estimate)
 
     def found(self, charge: Charge) -> None:
@@ -186,7 +186,7 @@ class Books:
         self._found = []
 
     def write(self) -> None:
-        """Make durable what has been added up so far."""
+        """Make the counted cache hits durable."""
         with self._lock:
             charges, self._found = self._found, []
             self._due = time.monotonic() + WRITE_EVERY_S
@@ -213,7 +213,7 @@ class Books:
 
 
 def _counted(charge: Charge) -> Charge:
-    """The charge with who pays, counted for the step and the meter around it."""
+    """Return the charge with its payer, counted for the step and the meter around it."""
     run, step = payer()
     charge = replace(charge, run=run, step=step)
     count_llm_call(charge)
@@ -225,7 +225,7 @@ def _counted(charge: Charge) -> Charge:
 
 
 def save_all(store: CheckpointManager, saves: Sequence[Save]) -> None:
-    """Save them in one commit where they are small; raises what one of them raised."""
+    """Save these in one commit if they are small. Raises an error of any of them."""
     for outcome in store.save_many(saves):
         if isinstance(outcome, BaseException):
             raise outcome
@@ -235,7 +235,7 @@ _open_books: weakref.WeakSet[Books] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """What the parent has added up it writes down itself."""
+    """Forget the parent's counts, which it records itself."""
     for books in list(_open_books):
         books.forget()
 
@@ -250,13 +250,13 @@ def write_all() -> None:
         try:
             books.write()
         except CheckpointError:
-            continue  # its store is closed already, and has written them then
+            continue  # its store is closed, and wrote them then
 
 
 def totals(
     store: CheckpointManager | str | os.PathLike[str] | None = None, *, run: str | None = None, by: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], Bill]:
-    """Bills by the fields asked for ("model", "run", "step"), of one run or of all; `store` may be a path or a URL."""
+    """Return bills by the given fields ("model", "run", "step"), of one run or all; `store` may be a path or URL."""
     if not isinstance(store, CheckpointManager):
         with CheckpointManager(store, create=False) as opened:
             return totals(opened, run=run, by=by)
@@ -272,7 +272,7 @@ def _whole(value: object) -> int:
 
 
 def amount_of(value: object) -> Decimal:
-    """A sum of dollars as records hold it, as text; 0 for anything else."""
+    """Return an amount of dollars from the text in a record; 0 for anything else."""
     try:
         amount = Decimal(value) if isinstance(value, str) else Decimal(0)
     except InvalidOperation:

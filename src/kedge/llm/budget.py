@@ -1,8 +1,8 @@
-"""Budgets: the most that LLM calls may cost. A call that could cost more than is left is not made.
+"""Budgets limit the cost of LLM calls. A call that could cost more than is left is not made.
 
-What a call can cost is reckoned before it: its prompt at four bytes a token, and all the output tokens that it
-allows. What calls cost is in the books (`bills`), of this process and of others; what those under way can cost is in
-the records of their flights. Of two that are checked at the same moment each counts the other.
+A call's possible cost is computed first: its prompt at four bytes a token, plus all the output tokens it allows. The
+books (`bills`) have the costs of this and other processes, and the records of flights those of calls in progress. If
+two calls are checked at the same moment, each counts the other.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .bills import amount_of
 from .keys import Request
 from .pricing import Tokens, dollars, price
 
-ASSUMED_OUTPUT = 4096  # tokens, of a call that sets no limit
+ASSUMED_OUTPUT = 4096  # tokens of a call without a limit
 _BYTES_PER_TOKEN = 4  # of UTF-8
-_TOKENS_OF_A_FILE = 2000  # an image or a document inside a request, whose size says nothing
+_TOKENS_OF_A_FILE = 2000  # an image or document in a request, whose size tells nothing
 _LEAST_FILE = 4096  # characters
-_FILE = re.compile(r"data:[^,\s]*,\S*|[A-Za-z0-9+/_-]+={0,2}")  # a URL that is one, or base64
+_FILE = re.compile(r"data:[^,\s]*,\S*|[A-Za-z0-9+/_-]+={0,2}")  # a data: URL, or base64
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
 _PAGE = 500
 
-Amounts = defaultdict[str, Decimal]  # by what a limit is for
+Amounts = defaultdict[str, Decimal]  # by scope of a limit
 TODAY = "today"
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Dollars: for each run, for all calls of a day (UTC), and for models by name on a day. None is no limit."""
+    """Limits in dollars: per run, per day (UTC), and per model and day. None means no limit."""
 
     run: Decimal | float | None = None
     day: Decimal | float | None = None
@@ -50,7 +50,7 @@ class Budget:
                 raise Validation(f"budget {what}={amount!r}", hint="use dollars from 0 on, such as 2.50")
 
     def limits(self, run: str, model: str) -> Iterable[tuple[str, Decimal]]:
-        """The limits a call is under, each with the name of what it is for."""
+        """Yield the limits for a call, each with its scope."""
         if run and self.run is not None:
             yield _of_run(run), Decimal(str(self.run))
         if self.day is not None:
@@ -60,7 +60,7 @@ class Budget:
 
 
 def estimate(request: Request) -> Decimal:
-    """What a call may cost; Validation where nobody knows the price."""
+    """Return what a call may cost. Raises Validation if the price is unknown."""
     cost = possible_cost(request)
     if cost is None:
         raise Validation(
@@ -71,14 +71,14 @@ def estimate(request: Request) -> Decimal:
 
 
 def possible_cost(request: Request) -> Decimal | None:
-    """The same; None where nobody knows the price."""
+    """Return what a call may cost; None if the price is unknown."""
     body = request.body if isinstance(request.body, Mapping) else {}
     output = _output_tokens(body) * max(_number(body.get("n")), 1)
     return price(request.model, Tokens(_size_bytes(body) // _BYTES_PER_TOKEN + 1, output), request.where)
 
 
 class Spending:
-    """What the books of a store show for today and for runs, read on as they grow."""
+    """The spending of today and of runs in a store's books, read on as they grow."""
 
     def __init__(self, store: CheckpointManager) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class Spending:
         self._runs: dict[str, Decimal] = {}
 
     def check(self, budget: Budget, run: str, model: str, cost: Decimal, flights: Iterable[Checkpoint]) -> None:
-        """BudgetExceeded if a call of this cost does not fit beside what was spent and what is under way."""
+        """Raise BudgetExceeded if the cost does not fit beside what was spent and calls in progress."""
         reserved: Amounts = defaultdict(Decimal)
         for flight in flights:
             for scope in _scopes(flight):
@@ -105,7 +105,7 @@ class Spending:
                 )
 
     def _read(self, run: str) -> Amounts:
-        """What is spent by scope, up to the newest record."""
+        """Return the spending by scope, up to the newest record."""
         today = datetime.now(UTC).date()
         if self._day != today:
             self._day, self._read_to = today, self._last_before(today)
@@ -124,7 +124,7 @@ class Spending:
         return defaultdict(Decimal, {**self._today, _of_run(run): self._runs.get(run, Decimal(0))})
 
     def _last_before(self, day: date) -> int:
-        """The number of the newest record that is older than a day; 0 for none."""
+        """Return the number of the newest record before a day; 0 if there is none."""
         before: int | None = None
         while page := self._store.list(CALLS, before=before, limit=_PAGE):
             for record in reversed(page):
@@ -135,7 +135,7 @@ class Spending:
 
 
 def _spent(record: Checkpoint) -> Decimal:
-    """What a call cost; what it may have cost, where the vendor has not said, or not to the end."""
+    """Return a call's cost, or its possible cost if the vendor reported no usage, or not all of it."""
     return max(amount_of(record.metadata.get("spent")), amount_of(record.metadata.get("estimate")))
 
 

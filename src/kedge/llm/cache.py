@@ -1,6 +1,6 @@
-"""LLM answers, saved in the store like everything else: each is a checkpoint of the job `llm:cache`.
+"""LLM responses, saved in the store as checkpoints of the job `llm:cache`.
 
-A request's key is the idempotency key of its answer, so finding one is a look-up, and keeping one twice is impossible.
+A request's key is the idempotency key of its answer: finding an answer is one look-up, and none can be saved twice.
 Whatever the store does with checkpoints it does with answers: verify, retain, collect, list, show, encrypt.
 """
 
@@ -39,9 +39,9 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said, and what that took."""
+    """A model's response, its tokens and its cost."""
 
-    content: Any  # {"headers": …, "body": text, or bytes of sound} of HTTP calls, {"result": …} of others
+    content: Any  # {"headers": …, "body": text, or audio bytes} of HTTP calls, {"result": …} of others
     model: str
     tokens: Tokens | None
     cost: Decimal | None
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Cache:
-    """The answers of one store. `Cache.of(store)` is the same object for everybody in this process."""
+    """The answers of one store. `Cache.of(store)` is the same object throughout this process."""
 
     def __init__(self, store: CheckpointManager) -> None:
         self.store = store
@@ -60,12 +60,12 @@ class Cache:
         self.flights = Flights(store, self.counters, self.write_dropped)
         self._damaged: set[str] = set()
         self.restart()
-        store.on_close(self.close)  # which also makes this live as long as its store
+        store.on_close(self.close)  # also makes this live as long as its store
 
     def restart(self) -> None:
-        """Also in a forked child: what was dropped in its parent the parent writes down."""
+        """Start empty, as in a forked child: the parent records what it dropped itself."""
         self._lock = threading.Lock()
-        self._dropped: deque[tuple[Request, str, str]] = deque()  # requests, and who pays
+        self._dropped: deque[tuple[Request, str, str]] = deque()  # requests and payers
 
     @classmethod
     def of(cls, store: CheckpointManager) -> Cache:
@@ -75,13 +75,13 @@ class Cache:
             return cache
 
     def find(self, request: Request, ttl_s: float | None = None) -> Answer | None:
-        """The answer that is kept, unless it is older than `ttl_s`; counted as a hit, and as money saved."""
+        """Return the cached answer, unless it is older than `ttl_s`. Counts a hit, and its cost as saved."""
         try:
             saved = self.store.load_by_key(JOB, request.key)
         except Corrupted as error:
             self._damaged.add(request.key)
             warnings.warn(
-                f"a kept answer of {request.model} is damaged and will be asked for again: {error}", stacklevel=2
+                f"a cached response of {request.model} is damaged, and will be requested again: {error}", stacklevel=2
             )
             return None
         if saved is None:
@@ -95,7 +95,7 @@ class Cache:
         return answer
 
     def pay(self, request: Request, answer: Answer, *, is_whole: bool = True) -> None:
-        """Write down that an answer was paid for, which is not kept."""
+        """Record the payment for an answer that is not cached."""
         self.counters["misses"] += 1
         save_all(self.store, [self._payment(request, answer, is_whole=is_whole)])
 
@@ -104,12 +104,14 @@ class Cache:
         return self.books.pay(answer.charge(is_saved=False), None if is_known else possible_cost(request))
 
     def drop(self, request: Request, run: str, step: str) -> None:
-        """Note that nobody waits for an answer any more. For finalizers, which run anywhere and must not touch a lock:
-        it is written down before anybody checks a budget, or the record of its flight is deleted."""
+        """Note that nobody waits for a paid answer any more. For finalizers, which must not take a lock.
+
+        It is recorded before anybody checks a budget, or the record of its flight is deleted.
+        """
         self._dropped.append((request, run, step))
 
     def write_dropped(self) -> None:
-        """Write down what dropped answers may have cost."""
+        """Record what dropped answers may have cost."""
         with self._lock:
             while self._dropped:
                 request, run, step = self._dropped[0]
@@ -118,9 +120,9 @@ class Cache:
                 self._dropped.popleft()
 
     def keep(self, request: Request, answer: Answer, *, is_paid: bool = False, replace: bool = False) -> None:
-        """Make an answer durable, and that it was paid for, in one commit: the books never show less than was paid.
+        """Make an answer and its payment durable in one commit: the books never show less than was paid.
 
-        The first answer stays, unless it is to be replaced: then it goes once the new one is durable.
+        The first answer stays, unless it is to be replaced: then it is deleted once the new one is durable.
         """
         saves: list[Save] = []
         if is_paid:
@@ -131,8 +133,8 @@ class Cache:
             if replace or request.key in self._damaged:
                 old = self.store.get_by_key(JOB, request.key)
             saves.append(self._entry(request, answer, old))
-        finally:  # what was paid is written down even if the answer cannot be kept
-            with suppress(IdempotencyConflict):  # somebody was faster; one answer is as good as the other
+        finally:  # the payment is recorded even if the answer cannot be saved
+            with suppress(IdempotencyConflict):  # another caller was faster; either answer will do
                 save_all(self.store, saves)
         self._damaged.discard(request.key)
         if old is not None:
@@ -159,7 +161,7 @@ class Cache:
         return about, codec.encode({"request": asked, "answer": answer.content}), self.store.actor
 
     def settle(self) -> None:
-        """Make durable what is only added up so far, and end the flights that are over."""
+        """Make counted hits durable, and delete the records of finished flights."""
         self.write_dropped()
         self.flights.settle()
         self.books.write()
@@ -171,10 +173,10 @@ class Cache:
         finally:
             self.flights.close()
 
-    # Looking after it
+    # Maintenance
 
     def entries(self, model: str | None = None) -> Iterator[Checkpoint]:
-        """All answers, oldest first, without their content."""
+        """Yield all answers, oldest first, without their content."""
         after = 0
         while page := self.store.list(JOB, after=after, limit=_PAGE):
             after = page[-1].seq
@@ -186,7 +188,7 @@ class Cache:
         return list(reversed(self.store.list(JOB, limit=limit)))
 
     def load(self, entries: Iterable[Checkpoint]) -> Iterator[tuple[Checkpoint, dict[str, Any], Answer]]:
-        """Each with its request, as `Request.document` gave it, and its answer; without those deleted meanwhile."""
+        """Yield each entry with its `Request.document` and its answer; skips those deleted meanwhile."""
         for entry in entries:
             try:
                 state: Any = self.store.load(entry.id)
@@ -195,7 +197,7 @@ class Cache:
             yield entry, json.loads(state["request"]), _answer_of(entry, state)
 
     def clear(self, model: str | None = None, older_than_s: float | None = None, *, dry_run: bool = False) -> int:
-        """Delete responses that are not pinned; return how many. Their costs stay in the books."""
+        """Delete answers and return how many; the books keep their costs. Pinned answers stay."""
         if older_than_s is not None and older_than_s < 0:
             raise Validation(f"older_than_s={older_than_s!r}", hint="use seconds from 0 on")
         doomed = [

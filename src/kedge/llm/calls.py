@@ -1,4 +1,4 @@
-"""LLM calls by functions of the user's own: `run.llm` and `@kedge.step(cache="llm")`."""
+"""LLM calls by the user's own functions: `run.llm` and `@kedge.step(cache="llm")`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .redaction import redact
 
 
 def call_request(call: Callable[..., object], body: Mapping[str, object], sample: int | None, version: str) -> Request:
-    """The request of `run.llm`: model, parameters, messages and tools, and the function that makes the call of them.
+    """Return the request of `run.llm`: model, parameters, messages and tools, and the function that makes the call.
 
-    Without a sample it is that of `kedge.llm.sample`.
+    Without a sample it belongs to that of `kedge.llm.sample`.
     """
     name = getattr(call, "__qualname__", type(call).__qualname__)
     shown, hidden = redact(json.loads(canonical(_plain(body))))
@@ -34,30 +34,33 @@ def call_request(call: Callable[..., object], body: Mapping[str, object], sample
 
 
 def imported_request(run: str, stage: str, prompt: str) -> Request:
-    """Under which the answer to a prompt of an imported run is kept: older systems recorded no model, no parameters."""
+    """Return the request for a prompt of an imported run: older systems recorded no model and no parameters."""
     return Request("IMPORTED", run, {"stage": stage, "prompt": prompt})
 
 
 def single_prompt(body: Mapping[str, Any]) -> str | None:
-    """The prompt of a call, system messages aside; None for a conversation, which was no key of older systems."""
+    """Return the only prompt of a call, without system messages; None for a conversation.
+
+    Older systems had no key for a conversation.
+    """
     prompts = [m for m in body.get("messages", ()) if not (isinstance(m, Mapping) and m.get("role") == "system")]
     content = prompts[0].get("content") if len(prompts) == 1 and isinstance(prompts[0], Mapping) else None
     return content if isinstance(content, str) else None
 
 
 def step_request(name: str, version: str, inputs: Mapping[str, bytes]) -> Request:
-    """The request of a step that is cached over runs: its name, version and inputs, without its path."""
+    """Return the request of a step cached across runs: its name, version and inputs, without its path."""
     known = {arg: digest.hex() for arg, digest in inputs.items()}
     return Request("STEP", f"{name} {version}".strip(), known, sample_here.get())
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A step whose answer is kept for all runs of a store."""
+    """A step whose answer is cached for all runs of a store."""
 
     request: Request
     policy: Policy
-    older: Request | None = None  # the same as an older system knew it
+    older: Request | None = None  # its request in an older system
 
     def steps(self, store: CheckpointManager) -> Generator[Step, Any, Any]:
         cache = Cache.of(store)
@@ -73,7 +76,7 @@ class Shared:
 
 
 def _saved(cache: Cache, request: Request, policy: Policy, result: object, meter: Meter) -> Answer:
-    """What was paid is written down, unless the client that made the call did so; then the answer is made durable."""
+    """Record what was paid, unless the calling client did, and make the answer durable."""
     bill = meter.bill
     if bill:
         cost = None if bill.paid_unpriced or bill.found_unpriced else bill.spent + bill.saved
@@ -96,7 +99,7 @@ def _model(request: Request, result: object) -> str:
 
 
 def storable(result: object) -> object:
-    """What can be kept of a result: itself, or the plain data of a vendor's object."""
+    """Return a result in a form that can be saved: itself, or the plain data of a vendor's object."""
     if inspect.iscoroutine(result):
         result.close()
         raise Validation("the call gave a coroutine", hint="wrap it: async def ask(**request): return await …")
@@ -115,7 +118,7 @@ def storable(result: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Messages and tools as plain data; objects of the vendors' SDKs say themselves what they are."""
+    """Return messages and tools as plain data; objects of the vendors' SDKs dump themselves."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""One HTTP call through the cache, without the input and output: the same for threads and for event loops.
+"""One HTTP call through the cache, without input and output: the same for threads and event loops.
 
-`exchange` is a generator. It yields what is to be done and is sent what came of it; `drive` and `drive_async` do it.
+`exchange` is a generator. It yields steps and is sent their results; `drive` and `drive_async` carry them out.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class Policy:
 
     @property
     def is_replacing(self) -> bool:
-        """Whether a new answer takes the place of an older one."""
+        """Whether a new answer replaces an older one."""
         return self.mode == "refresh" or self.ttl_s is not None
 
 
-# What an exchange asks for
+# The steps of an exchange
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Call this: it may wait for the store."""
+    """Call this function, which may wait for the store."""
 
     work: Callable[[], Any]
 
@@ -73,19 +73,19 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the request; answered with the response, its body unread."""
+    """Send the request; the result is the response, its body unread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the body of the response that was sent; answered with its decoded bytes."""
+    """Read the body of the response; the result is its decoded bytes."""
 
 
 Step = Store | Pause | Send | Read
 
 
 def drive(steps: Generator[Step, object, T], send: Callable[[], object], read: Callable[[], object] | None = None) -> T:
-    """Do what `steps` ask for, here and now."""
+    """Carry out `steps` in this thread."""
     outcome: Any = None
     failure: BaseException | None = None
     while True:
@@ -101,7 +101,7 @@ def drive(steps: Generator[Step, object, T], send: Callable[[], object], read: C
                 time.sleep(step.seconds)
             else:
                 outcome = send() if isinstance(step, Send) or read is None else read()
-        except BaseException as error:  # noqa: BLE001 - raised again by the steps, once they have cleaned up
+        except BaseException as error:  # noqa: BLE001 - raised again by the steps, after their cleanup
             failure = error
 
 
@@ -127,12 +127,12 @@ async def drive_async(
                 await sleep(step.seconds)
             else:
                 outcome = await (send() if isinstance(step, Send) or read is None else read())
-        except BaseException as error:  # noqa: BLE001 - raised again by the steps, once they have cleaned up
+        except BaseException as error:  # noqa: BLE001 - raised again by the steps, after their cleanup
             failure = error
 
 
 def who_asks() -> object:
-    """This task, or this thread: it must never wait for itself, as it would for a stream that it reads later."""
+    """Return an ID of this task or thread. It must never wait for itself, as for a stream that it reads later."""
     import asyncio
 
     try:
@@ -142,12 +142,12 @@ def who_asks() -> object:
     return (threading.get_ident(), id(task) if task is not None else 0)
 
 
-# What comes of an HTTP call
+# The results of an HTTP call
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Answered from the cache."""
+    """A cache hit."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -155,20 +155,20 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Pass the stream on; when it is closed, `recorder` gets what came."""
+    """Pass the stream on; when it is closed, `recorder` gets its content."""
 
     recorder: Recorder
 
 
 class Plain:
-    """Pass the response on as it is."""
+    """Pass the response on unchanged."""
 
 
 Result = Hit | Streamed | Plain
 
 
 def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -> Generator[Step, object, Result]:
-    """What to do about a request; the answer of a call that was paid is durable before it is handed out."""
+    """Answer a request. The response of a paid call is durable before it is returned."""
     request = None if policy.mode == "off" else http_request(method, url, body)
     if request is None:
         if policy.mode == "replay":
@@ -188,9 +188,9 @@ def once(
     call: Callable[[Flight], Generator[Step, object, T]],
     older: Request | None = None,
 ) -> Generator[Step, object, Answer | T]:
-    """The answer that is saved for a request, else what `call` gives, made by one of all who ask the same just now.
+    """Return the cached answer, or the result of `call`, made by one of all concurrent callers.
 
-    `older` is the same request as an older system knew it. A call that gives a stream ends the flight itself.
+    `older` is the same request as an older system knew it. A call that returns a stream ends the flight itself.
     """
     with span(f"llm {request.model}"):
         return (yield from _once(cache, policy, request, call, older))
@@ -215,7 +215,7 @@ def _once(
         raise (yield Store(lambda: describe_nearest(cache, request)))
     flight = yield from turn(cache, policy, request)
     try:
-        answer = yield Store(look)  # that of somebody who was at it while we waited
+        answer = yield Store(look)  # from another caller, while we waited
         if answer is None and (budget := policy.budget) is not None:
             yield Store(lambda: cache.flights.check(request, flight, budget))
         result = answer if answer is not None else (yield from call(flight))
@@ -261,7 +261,7 @@ def turn(cache: Cache, policy: Policy, request: Request) -> Generator[Step, obje
                 return begun
             yield Pause(wait_s)
             wait_s = min(0.1, wait_s * 1.5)
-    except BaseException:  # a task that is cancelled leaves the thread at its work
+    except BaseException:  # a cancelled task leaves its thread at work
         with lock:
             is_cancelled = True
             if begun is not None:
@@ -275,7 +275,7 @@ def _hit(answer: Answer) -> Hit:
 
 
 class Recorder:
-    """Keeps the answer of a call, if it is a whole one."""
+    """Caches the answer of a call if it is complete."""
 
     def __init__(self, cache: Cache, policy: Policy, request: Request, flight: Flight) -> None:
         self._cache = cache
@@ -296,7 +296,7 @@ class Recorder:
             self._pay(document or {})
 
     def record_stream(self, headers: Mapping[str, str], content: bytes) -> None:
-        """At the end of a stream: kept once the vendor said that it is over. An abandoned one was paid, no more."""
+        """Cache a stream's content if the vendor ended it. An abandoned stream is only recorded as paid."""
         self._is_recorded = True
         try:
             events = _events(content)
@@ -309,7 +309,7 @@ class Recorder:
             self._flight.end()
 
     def forget(self) -> None:
-        """Let others make the call, of which nobody knows what it cost; for finalizers, which run anywhere."""
+        """Let others make the call, whose cost is unknown; for finalizers, which must not take a lock."""
         if not self._is_recorded:
             self._cache.drop(self._request, *self._payer)
         self._flight.forget()
@@ -328,7 +328,7 @@ class Recorder:
         try:
             body = content if is_sound else content.decode()
         except UnicodeDecodeError:
-            self._pay(document)  # no vendor's answer
+            self._pay(document)  # not a vendor's response
             return
         saved = {name: headers[name] for name in SAVED_HEADERS if name in headers}
         answer = self._answer({"headers": saved, "body": body}, document)
@@ -344,7 +344,7 @@ def _document(content: bytes) -> dict[str, object] | None:
 
 
 def _is_lasting(document: Mapping[str, object]) -> bool:
-    """Whether an answer is a whole one, and as good later: addresses of images end after an hour."""
+    """Return whether an answer is complete, and valid later: addresses of images expire after an hour."""
     data = document.get("data")
     images = data if isinstance(data, list) else []
     has_addresses = any(isinstance(image, dict) and image.get("url") for image in images)
@@ -362,27 +362,27 @@ def _events(content: bytes) -> list[dict[str, object]]:
             try:
                 event = json.loads(line[5:])
             except (ValueError, RecursionError):
-                continue  # [DONE], or the beginning of an event that was cut
+                continue  # [DONE], or a truncated event
             if isinstance(event, dict):
                 events.append(event)
     return events
 
 
 def _is_over(content: bytes, events: list[dict[str, object]]) -> bool:
-    """Whether the vendor said that nothing more comes. What a model says stands inside JSON, never as such a line."""
+    """Return whether the vendor ended the stream. A model's own text is inside JSON, never such a line."""
     return any(event.get("type") in _LAST_EVENTS or _is_finished(event) for event in events) or any(
         line.rstrip() in _LAST_LINES for line in content.splitlines()
     )
 
 
 def _is_finished(event: Mapping[str, object]) -> bool:
-    """Whether this is the last event of Gemini, which has no line of its own for the end."""
+    """Return whether this is Gemini's last event, as Gemini has no separate end line."""
     candidates = event.get("candidates")
     return isinstance(candidates, list) and any(isinstance(c, dict) and c.get("finishReason") for c in candidates)
 
 
 def _merged(events: list[dict[str, object]]) -> dict[str, object]:
-    """What the vendors' events say of model, usage and searches, at different places, some of it piece by piece."""
+    """Merge what the vendors' events say of model, usage and searches, in different places and pieces."""
     merged: dict[str, object] = {}
     usage: dict[str, object] = {}
     for event in events:

@@ -1,7 +1,7 @@
-"""Calls under way. Of several that ask the same at the same time one makes the call, the others wait for its answer.
+"""Calls in progress. Of several equal concurrent calls, one is made; the others wait for its answer.
 
-Threads and tasks see each other in a table of this process, processes by a checkpoint of the job `llm:flights`: it says
-who makes the call and what that may cost, and is deleted when the call is over, by a thread that nobody waits for.
+Threads and tasks see each other in a table of this process. Processes see a checkpoint of the job `llm:flights`, which
+has the caller and the possible cost. After the call a background thread deletes it.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from .budget import Budget, Spending, estimate
 from .keys import Request
 
 JOB = "llm:flights"
-WAIT_S = 600.0  # after so long a call that another process makes is neither waited for nor reserved for any more
+WAIT_S = 600.0  # afterwards, another process's call is neither waited nor reserved for
 
 _Place = tuple[str, str, int, str]  # of a call: store, namespace, identity of one in memory, key
 
 
 class Flights:
-    """The calls under way of one store."""
+    """The calls in progress of one store."""
 
     def __init__(self, store: CheckpointManager, counters: Counter[str], write_dropped: Callable[[], None]) -> None:
         self._store = store
         self._counters = counters
-        self._write_dropped = write_dropped  # what was paid by flights that are forgotten
+        self._write_dropped = write_dropped  # records what forgotten flights paid
         self._spending = Spending(store)
         self.restart()
         _open.add(self)
 
     def restart(self) -> None:
-        """Also in a forked child: what its parent has ended the parent deletes."""
+        """Start empty, as in a forked child: the parent deletes the records of its own flights."""
         self._over: list[str] = []  # records to be deleted
         self._sweeper = Workers(1, "kedge-flights", keep=1)
 
     def begin(self, request: Request, who: object, budget: Budget | None = None) -> Flight | None:
-        """The right to make a call; None while somebody else makes it. `who` never waits for itself.
+        """Begin a call; None while somebody else makes it. `who` never waits for itself.
 
-        With a budget, what it may cost is reserved; `check` says whether that is left.
+        With a budget, reserves what the call may cost; `check` tells whether that is left.
         """
         if self._over:
             self._sweeper.start(self._sweep)
@@ -73,16 +73,16 @@ class Flights:
         return flight
 
     def _claim(self, request: Request, flight: Flight, budget: Budget | None) -> bool:
-        """Tell other processes. One that died at its call is passed over, and so is one that takes too long."""
+        """Announce the call to other processes. Skips one that died during its call, or takes too long."""
         about: dict[str, object] = {"owner": _this_process(), "model": request.model, "run": payer()[0]}
         if budget is not None:
             about["estimate"] = format(estimate(request), "f")
         while True:
             try:
-                state = {"flight": os.urandom(8)}  # so that it is never taken for an earlier one
+                state = {"flight": os.urandom(8)}  # so that it never equals an earlier one
                 flight.record = self._store.save(JOB, request.model, state, metadata=about, idempotency_key=request.key)
             except IdempotencyConflict:
-                over = list(self._over)  # before the look: what is swept after it is over all the same
+                over = list(self._over)  # read first: a record swept after the look is over, too
                 other = self._store.get_by_key(JOB, request.key)
                 if other is not None and other.id not in over and not self._is_over(request.key, other):
                     self._counters["waits"] += 1
@@ -101,9 +101,9 @@ class Flights:
         return is_gone(record.metadata.get("owner")) or time.monotonic() - since >= WAIT_S
 
     def check(self, request: Request, flight: Flight, budget: Budget) -> None:
-        """BudgetExceeded if a call may cost more than is left.
+        """Raise BudgetExceeded if a call may cost more than is left.
 
-        Flights first, then the books: a call that ends between counts twice, never not at all.
+        Reads flights first, then the books: a call that ends in between counts twice, never not at all.
         """
         over = {flight.record, *self._over}
         self._write_dropped()
@@ -123,25 +123,25 @@ class Flights:
         self._sweeper.start(self._sweep)
 
     def forget(self, record: str) -> None:
-        """The same some time later: for finalizers, which run anywhere and must not touch a lock."""
+        """Delete the record later: for finalizers, which must not take a lock."""
         self._over.append(record)
 
     def _sweep(self) -> None:
         try:
             self._delete_over()
         except CheckpointError:
-            pass  # `settle` raises it, if it is still so
+            pass  # `settle` raises it, if it persists
 
     def _delete_over(self) -> None:
         over = list(self._over)
         self._write_dropped()
         for record in over:
             self._store.delete(JOB, record)
-            with suppress(ValueError):  # two threads may be at it, where two flights were the first to end
+            with suppress(ValueError):  # two threads may delete it if two flights were the first to end
                 self._over.remove(record)
 
     def settle(self) -> None:
-        """Wait until what is over is deleted."""
+        """Wait until the records of finished flights are deleted."""
         if self._over:
             self._sweeper.submit(self._delete_over).result()
 
@@ -153,7 +153,7 @@ class Flights:
 
 
 class Flight:
-    """A call under way."""
+    """A call in progress."""
 
     def __init__(self, flights: Flights, place: _Place, who: object) -> None:
         self._flights = flights
@@ -162,7 +162,7 @@ class Flight:
         self.record: str | None = None
 
     def end(self) -> None:
-        """Let others go on."""
+        """Let others continue."""
         self._end(self._flights.end)
 
     def forget(self) -> None:
@@ -179,13 +179,13 @@ class Flight:
 
 _lock = threading.Lock()
 _under_way: dict[_Place, Flight] = {}
-_waiting: dict[str, tuple[str, float]] = {}  # for which flight of another process, and since when
+_waiting: dict[str, tuple[str, float]] = {}  # the flight of another process waited for, and since when
 _open: weakref.WeakSet[Flights] = weakref.WeakSet()
 _me: tuple[int, dict[str, object]] | None = None
 
 
 def _is_lost(record: Checkpoint) -> bool:
-    """Whether a flight ended without a word; on another machine only its age tells."""
+    """Return whether a flight's caller is lost; on another machine only the age tells."""
     owner, age = record.metadata.get("owner"), datetime.now(UTC) - record.created_at
     return is_gone(owner) or (owner != _this_process() and age.total_seconds() > WAIT_S)
 
@@ -198,7 +198,7 @@ def _this_process() -> dict[str, object]:
 
 
 def _after_fork() -> None:
-    """The calls of the parent go on there."""
+    """Forget the parent's calls, which continue there."""
     global _lock
     _lock = threading.Lock()
     _under_way.clear()

@@ -1,7 +1,7 @@
-"""What makes two calls of a model the same call: method, URL and body as canonical JSON, and which sample is meant.
+"""What makes two LLM calls equal: method, URL and body as canonical JSON, and the sample number.
 
-The body holds model, parameters, messages and tools. Headers and credentials in the URL never count: they only pay.
-Credentials in the body do: they decide what its tools see (`redaction`). None of them is kept.
+The body has model, parameters, messages and tools. Headers and credentials in the URL never count, because they only
+pay. Credentials in the body do: they decide what its tools see (`redaction`). No credentials are stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .redaction import public_url, redact, slow_hash
 
 MAX_BODY_BYTES = 64 << 20
 
-# Calls that only compute an answer. Others with a body (files, batches, threads) change something at the vendor's.
+# Calls that only compute an answer. Others with a body (files, batches, threads) have effects at the vendor.
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings", "/audio/speech")
 _CALLS_OF_DEFAULT_MODELS = ("/moderations", "/images/generations")
 _GEMINI = re.compile(r".*/models/([^/:]+):(?:generateContent|streamGenerateContent|embedContent|batchEmbedContents)")
@@ -33,9 +33,9 @@ _GEMINI = re.compile(r".*/models/([^/:]+):(?:generateContent|streamGenerateConte
 
 @contextmanager
 def sample(number: int) -> Iterator[None]:
-    """Calls inside are kept apart from the same calls elsewhere: for several answers to one prompt.
+    """Separate the calls inside from equal ones elsewhere: for several answers to one prompt.
 
-    That goes for the items of a `map` inside too, whether threads, processes or other machines work on them.
+    Includes the items of a `map` inside, whether threads, processes or other machines work on them.
     """
     token = sample_here.set(parse_sample(number))
     try:
@@ -52,7 +52,7 @@ def parse_sample(number: int) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """A call as it is known: `kind` is the HTTP method, or what else makes calls; `where` the URL, or a name."""
+    """A call as it is cached: `kind` is the HTTP method, or another caller; `where` the URL, or a name."""
 
     kind: str
     where: str
@@ -77,23 +77,25 @@ class Request:
         return model[:200] if isinstance(model, str) and model and is_utf8(model) else "unknown"
 
     def document(self) -> dict[str, Any]:
-        """The request as it is stored and exported."""
+        """Return the request as it is stored and exported."""
         return {"method": self.kind, "url": self.where, "body": self.body, "sample": self.sample}
 
 
 def is_call(method: str, path: str) -> bool:
-    """Whether this may be a call that is kept; its body tells."""
+    """Return whether this may be a call to cache; its body decides."""
     return method == "POST" and (path.endswith(_CALLS) or _names_itself(path))
 
 
 def _names_itself(path: str) -> bool:
-    """Whether the path alone says what kind of call it is. Others are told by their model: some vendors' routes for
-    stored conversations end in the same words."""
+    """Return whether the path alone identifies the kind of call. For others the model does.
+
+    Some vendors' routes for stored conversations have the same endings.
+    """
     return path.endswith(_CALLS_OF_DEFAULT_MODELS) or _GEMINI.fullmatch(path) is not None
 
 
 def http_request(method: str, url: str, body: bytes) -> Request | None:
-    """The request of an HTTP call that may be kept; None for all others."""
+    """Return the request of an HTTP call that may be cached; None for all others."""
     parts = urlsplit(url)
     if not is_call(method, parts.path) or len(body) > MAX_BODY_BYTES:
         return None
@@ -103,7 +105,7 @@ def http_request(method: str, url: str, body: bytes) -> Request | None:
             return None
         shown, hidden = redact(fields)
         request = Request("POST", public_url(parts), shown, sample_here.get(), hidden)
-        return request if request.key else None  # which refuses what is no JSON, such as NaN
+        return request if request.key else None  # refuses what is not JSON, such as NaN
     except (ValueError, RecursionError):
         return None
 
@@ -112,7 +114,7 @@ _write = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=Tr
 
 
 def canonical(value: object) -> bytes:
-    """JSON text in the one form that equal values share: sorted names, no spaces, 1.0 written as 1."""
+    """Return JSON text in the one form that equal values share: sorted names, no spaces, 1.0 written as 1."""
     try:
         return _write(_whole(value)).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -122,7 +124,7 @@ def canonical(value: object) -> bytes:
 
 
 def _whole(value: Any) -> object:
-    """The value with whole floats as integers, as JSON does not tell them apart."""
+    """Return the value with whole floats as integers, because JSON does not distinguish them."""
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return value

@@ -1,4 +1,4 @@
-"""When a replay finds no answer: which recorded request comes nearest, and what differs."""
+"""For a replay without an answer: the most similar recorded request, and the differences."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kedge.errors import ReplayMiss
 from .cache import Cache
 from .keys import Request
 
-COMPARED = 200  # newest answers that are looked at
+COMPARED = 200  # newest answers that are compared
 SHOWN = 5
 _SHOWN_CHARACTERS = 60
 
 
 def describe_nearest(cache: Cache, request: Request) -> ReplayMiss:
-    """The error for a request that was never recorded."""
+    """Return the error for a request that was never recorded."""
     asked = dict(_leaves(request.document()))
     best: tuple[float, list[str], str] | None = None
     for entry, document, _ in cache.load(cache.newest(COMPARED)):
@@ -52,7 +52,7 @@ def _clipped(value: object) -> str:
 
 
 def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Values by their paths: body.messages[0].content."""
+    """Yield values by path: body.messages[0].content."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from _leaves(inner, f"{path}.{name}" if path else str(name))

@@ -1,4 +1,4 @@
-"""Tokens and money. Prices come from genai-prices; a model it does not know is unpriced, which is not free."""
+"""Tokens and money. Prices come from genai-prices; a model it does not know is unpriced, not free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a call took. `input` counts all of the prompt, also what the vendor's cache read or wrote."""
+    """The tokens of a call. `input` is the whole prompt, including what the vendor's cache read or wrote."""
 
     input: int = 0
     output: int = 0
@@ -39,7 +39,7 @@ class Tokens:
 
 
 def tokens_of(document: Mapping[str, object]) -> Tokens | None:
-    """The tokens that an answer names, in the forms of OpenAI (two), Anthropic and Gemini; None where it names none."""
+    """Return the tokens in an answer of OpenAI (two forms), Anthropic or Gemini; None if it has none."""
     usage = document.get("usage")
     if isinstance(document.get("usageMetadata"), Mapping):  # Gemini
         usage = document["usageMetadata"]
@@ -64,9 +64,9 @@ def tokens_of(document: Mapping[str, object]) -> Tokens | None:
 
 
 def cost_of(document: Mapping[str, object], model: str, url: str = "") -> Decimal | None:
-    """Dollars for an answer: for its tokens, by kind and by how long they are cached, and for its searches.
+    """Return an answer's cost in dollars: for its tokens, by kind and cache lifetime, and for its searches.
 
-    The model is the one that the answer names; where nobody knows its price, the one that was asked.
+    Uses the model named in the answer; if its price is unknown, the requested one.
     """
     usage = _usage_of(document)
     if usage is None:
@@ -77,7 +77,7 @@ def cost_of(document: Mapping[str, object], model: str, url: str = "") -> Decima
 
 
 def price(model: str, tokens: Tokens, url: str = "") -> Decimal | None:
-    """Dollars for so many tokens; None when nobody knows."""
+    """Return the price of these tokens in dollars; None if unknown."""
     try:
         from genai_prices import Usage
     except ModuleNotFoundError:
@@ -92,7 +92,7 @@ def price(model: str, tokens: Tokens, url: str = "") -> Decimal | None:
 
 
 def _usage_of(document: Mapping[str, object]) -> Usage | None:
-    """What is charged for, as genai-prices reads it from the answers of each vendor."""
+    """Return what is charged for, as genai-prices reads it from each vendor's answers."""
     if tokens_of(document) is None:
         return None
     try:
@@ -104,16 +104,16 @@ def _usage_of(document: Mapping[str, object]) -> Usage | None:
     try:
         usage = extract_usage(counted, provider_id=vendor, api_flavor=flavor).usage
     except (LookupError, ValueError):
-        return None  # not as the vendor writes it
+        return None  # not in the vendor's form
     output = document.get("output")
     searches = [item for item in output if _is_search(item)] if isinstance(output, list) else []
-    if searches:  # OpenAI names them in the answer only
+    if searches:  # OpenAI lists them only in the answer
         usage.web_searches = len(searches)
     return usage
 
 
 def _form_of(document: Mapping[str, object]) -> tuple[str, str]:
-    """The vendor in whose form an answer is written, whoever gave it, and which of its forms."""
+    """Return the vendor whose form an answer has, whoever sent it, and which of its forms."""
     usage = document.get("usage")
     if not isinstance(usage, Mapping):
         return "google", "default"
@@ -128,14 +128,14 @@ def _form_of(document: Mapping[str, object]) -> tuple[str, str]:
 def _is_search(item: object) -> bool:
     if not isinstance(item, Mapping) or item.get("type") != "web_search_call":
         return False
-    action = item.get("action")  # pages that are opened or looked through cost nothing of their own
+    action = item.get("action")  # pages that are opened or searched cost nothing extra
     return not isinstance(action, Mapping) or action.get("type", "search") == "search"
 
 
 def _calculated(model: str, usage: Usage, url: str) -> Decimal | None:
     from genai_prices import calc_price
 
-    for place in (url, None) if url else (None,):  # a gateway of one's own is known by its models alone
+    for place in (url, None) if url else (None,):  # a private gateway is known only by its models
         try:
             return Decimal(calc_price(usage, model, provider_api_url=place).total_price)
         except (LookupError, ValueError):
@@ -144,7 +144,7 @@ def _calculated(model: str, usage: Usage, url: str) -> Decimal | None:
 
 
 def prepare() -> None:
-    """Read the prices while the first call is under way: that takes half a second."""
+    """Read the prices during the first call, because that takes half a second."""
     global _is_prepared
     if not _is_prepared:
         _is_prepared = True
@@ -155,7 +155,7 @@ _is_prepared = False
 
 
 def dollars(amount: Decimal) -> str:
-    """An amount for people: cents when there are any, else two digits that say something."""
+    """Format an amount for people: with cents, or for small ones with two significant digits."""
     if amount >= 1 or not amount:
         return f"${amount:,.2f}"
     places = min(10, 1 - amount.adjusted())

@@ -1,7 +1,8 @@
-"""A local HTTP proxy with the cache, for SDKs that take a base URL and no client: `kedge llm proxy`.
+"""A local HTTP proxy with the cache, for SDKs that take a base URL but no client: `kedge llm proxy`.
 
 `http://127.0.0.1:PORT/anthropic/v1/messages` is `https://api.anthropic.com/v1/messages`, answered from the store or
-sent there with the caller's own credentials. Only the vendors it was started with are reached, from this machine only.
+sent there with the caller's own credentials. It reaches only the vendors it was started with, and serves only this
+machine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Proxy(ThreadingHTTPServer):
-    """Serves until it is shut down; `client` is one of `kedge.llm.http_client`, `vendors` says where names lead."""
+    """Serves until it is shut down; `client` comes from `kedge.llm.http_client`, `vendors` maps names to URLs."""
 
     daemon_threads = True
 
@@ -39,7 +40,7 @@ class Proxy(ThreadingHTTPServer):
         self.vendors = vendors
 
     def handle_error(self, request: Any, client_address: object) -> None:
-        """A caller that hangs up in the middle of an answer is nothing to talk about."""
+        """Ignore a caller that hangs up during a response."""
 
 
 class _Call(BaseHTTPRequestHandler):
@@ -55,7 +56,7 @@ class _Call(BaseHTTPRequestHandler):
             _ = response.is_success  # raises what the cache refuses
         except CheckpointError as error:
             self._refuse(error.http_status, error.code, str(error))
-        except Exception as error:  # noqa: BLE001 - of the HTTP library: the vendor cannot be reached
+        except Exception as error:  # noqa: BLE001 - from the HTTP library: the vendor cannot be reached
             self._refuse(502, "unavailable", f"the vendor cannot be reached: {error}")
         else:
             try:
@@ -66,14 +67,14 @@ class _Call(BaseHTTPRequestHandler):
     do_GET = do_POST = do_DELETE = _forward  # noqa: N815 - the names that http.server calls
 
     def _send(self) -> Any:
-        """The response of the cache, or of the vendor."""
+        """Return the response of the cache or the vendor."""
         body = self._body()
         if (self.headers.get("host") or "").rpartition(":")[0] not in _LOCAL:
             raise Validation("host name not allowed", hint=f"use {self.server.url}")
         name, _, rest = self.path.lstrip("/").partition("/")
         if name not in self.server.vendors:
             names = ", ".join(f"{self.server.url}/{vendor}" for vendor in self.server.vendors)
-            raise Validation(f"{name[:100]!r} is no vendor", hint=f"use one of these as base URL: {names}")
+            raise Validation(f"{name[:100]!r} is not a known vendor", hint=f"use one of these as base URL: {names}")
         client = self.server.client
         request = client.build_request(
             self.command,
@@ -103,7 +104,7 @@ class _Call(BaseHTTPRequestHandler):
     def _refuse(self, status: int, code: str, message: str) -> None:
         self.send_response(status)
         self.send_header("content-type", "application/json")
-        self.send_header("x-should-retry", "false")  # what the vendors' SDKs go by
+        self.send_header("x-should-retry", "false")  # the vendors' SDKs obey this
         self._write_chunks([json.dumps({"type": "error", "error": {"type": code, "message": message}}).encode()])
 
     def _write_chunks(self, pieces: Iterable[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""What of a request is a credential: recognised by its name, at any depth, and never stored.
+"""The credentials in a request: recognised by name, at any depth, and never stored.
 
-Credentials that a body carries are for tools of the vendor's side: a mailbox, a search index, an MCP server. Whose they
-are decides what the model sees. So they are part of a call's key, by a hash that only whoever has them can compute.
+Credentials in a body are for the vendor's tools: a mailbox, a search index, an MCP server. Their owner decides what the
+model sees. So they are part of a call's key, as a hash that only their holder can compute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOOLS = ("tools", "mcp_servers")
 
 
 def redact(body: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """The body as it may be stored, and what is hidden in it, by path."""
+    """Return the body as it may be stored, and what is hidden in it, by path."""
     hidden: dict[str, object] = {}
     shown = {
         name: _member(name, value, f"/{name}", hidden, is_tool=name.lower() in _TOOLS) for name, value in body.items()
@@ -29,7 +29,7 @@ def redact(body: dict[str, object]) -> tuple[dict[str, object], dict[str, object
 
 
 def public_url(parts: SplitResult) -> str:
-    """A URL without user, password, fragment and what looks like a credential; parameters in order."""
+    """Return a URL without user, password, fragment and apparent credentials, with sorted parameters."""
     query = [
         (name, value)
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
@@ -41,7 +41,7 @@ def public_url(parts: SplitResult) -> str:
 
 @lru_cache(maxsize=256)
 def slow_hash(secrets: bytes) -> bytes:
-    """Of credentials, for a key that is stored: a short one is not to be guessed from it."""
+    """Hash credentials for a stored key, slowly, so that short ones cannot be guessed."""
     return hashlib.scrypt(secrets, salt=b"kedge llm credentials", n=1 << 14, r=8, p=1, dklen=32)
 
 
@@ -53,10 +53,10 @@ def _member(name: str, value: object, path: str, hidden: dict[str, object], *, i
         hidden[path] = value
         return _blank(value)
     if plain in _SCHEMAS and isinstance(value, dict) and ("properties" in value or value.get("type") == "object"):
-        return value  # a description of parameters: what one is called says nothing about a secret
+        return value  # a description of parameters: their names reveal no secret
     if plain.endswith(("url", "uri", "endpoint")) and isinstance(value, str) and value.startswith(("http:", "https:")):
         parts = urlsplit(value)
-        # The address of a tool is often its credential; of other addresses only what looks like one is hidden.
+        # A tool's address is often its credential; other addresses only lose what looks like one.
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{HIDDEN}" if is_tool else public_url(parts)
         if shown != value:
             hidden[path] = value
@@ -73,7 +73,7 @@ def _inside(value: object, path: str, hidden: dict[str, object], *, is_tool: boo
 
 
 def _blank(value: object) -> object:
-    """The names of a value without its content."""
+    """Return the names of a value without its content."""
     if isinstance(value, dict):
         return {name: _blank(inner) for name, inner in value.items()}
     return HIDDEN

@@ -1,7 +1,7 @@
 """Clients for the vendors' SDKs that never pay twice: `OpenAI(http_client=kedge.llm.http_client())`.
 
-They are ordinary clients of httpx2 or httpx, sync or async, whose transport looks into the cache before it sends.
-What it sends goes through a second ordinary client, so that proxies, certificates and limits are those of httpx.
+They are ordinary httpx2 or httpx clients, sync or async, whose transport checks the cache before it sends. It sends
+through a second ordinary client, so that proxies, certificates and limits are those of httpx.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .exchange import Hit, Policy, Recorder, Streamed, drive, drive_async, excha
 from .keys import is_call
 
 LIBRARIES = ("httpx2", "httpx")
-SDK_HEADER = "x-stainless-lang"  # of the vendors' SDKs, OpenAI's and Anthropic's among them
-TIMEOUT_S, CONNECT_S = 600.0, 5.0  # what the vendors' own clients take
+SDK_HEADER = "x-stainless-lang"  # sent by the vendors' SDKs, including OpenAI's and Anthropic's
+TIMEOUT_S, CONNECT_S = 600.0, 5.0  # as in the vendors' own clients
 
 StoreLike = CheckpointManager | str | PathLike[str] | None
 
@@ -40,16 +40,16 @@ def http_client(
     timeout: Any = None,
     **options: Any,
 ) -> Any:
-    """An httpx2.Client (or httpx.Client) to give to a vendor's SDK as `http_client=`.
+    """Return an httpx2.Client (or httpx.Client) for a vendor's SDK, passed as `http_client=`.
 
-    record    answer from the store, else make the call and keep its answer
-    replay    answer from the store only; a request that was never recorded is ReplayMiss
-    refresh   make the call in any case and keep its answer in place of the older one
-    off       as without Kedge
+        record    answer from the store, or make the call and cache its response
+        replay    answer only from the store; raises ReplayMiss for a request that was never recorded
+        refresh   always make the call, and replace the cached response
+        off       do not use the cache
 
-    Answers older than `ttl_s` are asked for again. A call that could cost more than is left of `budget` is not made:
-    BudgetExceeded. `library` is "httpx2" or "httpx"; without it, the first that is
-    installed. Other options are those of the library's client (proxy, verify, limits, …).
+    Responses older than `ttl_s` are requested again. Raises BudgetExceeded instead of making a call that could cost
+    more than is left of `budget`. `library` is "httpx2" or "httpx"; by default, the first that is installed. Other
+    options are those of the library's client (proxy, verify, limits, …).
     """
     return _client("Client", Policy(mode, ttl_s, budget), store, library, timeout, options)
 
@@ -97,7 +97,7 @@ def _library(name: str | None) -> ModuleType:
 
 
 class _Common:
-    """What both kinds of transport share."""
+    """The common part of both kinds of transport."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class _Common:
         return exchange(self._cache, self._policy, request.method, str(request.url), body)
 
     def _answer(self, result: Any, response: Any, kind: str) -> Any:
-        """The response to hand out."""
+        """Return the response for the caller."""
         if isinstance(result, Hit):
             return self._library.Response(200, headers=dict(result.headers), content=result.body)
         if isinstance(result, Streamed):
@@ -127,8 +127,11 @@ class _Common:
         return response
 
     def _refusal(self, request: Any, error: CheckpointError) -> Any:
-        """Raise it to the user. The vendors' SDKs turn whatever a client raises into a lost connection, and repeat
-        the call: they get a response that raises it when they look whether it is a good one."""
+        """Raise the error to the user.
+
+        The vendors' SDKs take any exception of a client for a lost connection, and repeat the call. So they get a
+        response that raises it when they check its status.
+        """
         if SDK_HEADER not in request.headers:
             raise error
         response = self._parts["refusal"](503)
@@ -197,7 +200,7 @@ class _AsyncTransport(_Common):
 
 
 class _Recording:
-    """A response's stream on its way to the reader; what it brings is kept when it is closed."""
+    """A response's stream on its way to the reader; its content is recorded when it is closed."""
 
     def __init__(self, library: ModuleType, response: Any, recorder: Recorder) -> None:
         self._library = library
@@ -206,7 +209,7 @@ class _Recording:
         self._recorder = recorder
         self._pieces: list[bytes] = []
         self._is_open = True
-        weakref.finalize(self, recorder.forget)  # one that is dropped without being closed keeps nobody waiting
+        weakref.finalize(self, recorder.forget)  # one dropped without being closed keeps nobody waiting
 
     def _record(self) -> None:
         if self._is_open:
@@ -218,7 +221,7 @@ class _Recording:
         try:
             return bytes(self._library.Response(200, headers=self._headers, content=raw).content)
         except self._library.DecodingError:
-            return b""  # compressed, and cut
+            return b""  # compressed and truncated
 
 
 class _Stream(_Recording):
@@ -247,7 +250,7 @@ class _AsyncStream(_Recording):
         try:
             await self._stream.aclose()
         finally:
-            with CancelScope(shield=True):  # a task that is cancelled while it closes a whole answer has paid for it
+            with CancelScope(shield=True):  # a task cancelled while it closes a complete answer has paid for it
                 await run_sync(self._record)
 
 
@@ -264,7 +267,7 @@ class _Refusal:
 
 @once
 def _parts(library: ModuleType) -> dict[str, type[Any]]:
-    """Our classes as the library wants them: derived from its own."""
+    """Return our classes, derived from the library's own."""
     kinds: dict[str, tuple[Callable[..., Any], type[Any]]] = {
         "Client": (_Transport, library.BaseTransport),
         "AsyncClient": (_AsyncTransport, library.AsyncBaseTransport),
@@ -276,7 +279,7 @@ def _parts(library: ModuleType) -> dict[str, type[Any]]:
 
 
 def _unread(library: ModuleType, response: Any) -> Any:
-    """A response that has been read, as one that has not: for the client in front."""
+    """Return a response that was read as an unread one, for the outer client."""
     headers = [(n, v) for n, v in response.headers.multi_items() if n not in ("content-encoding", "content-length")]
     fresh = library.Response(response.status_code, headers=headers, content=response.content)
     fresh.extensions.update(response.extensions)

@@ -1,4 +1,4 @@
-"""Checkpoints as rows of a table: the same everywhere."""
+"""Checkpoints as table rows, the same in all commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def notes(checkpoint: Checkpoint) -> str:
-    """What is special about a checkpoint: damage, pin, tags."""
+    """Return the notes on a checkpoint: damage, pin, tags."""
     special = [str(checkpoint.status)] if checkpoint.status in ("corrupted", "archived") else []
     if checkpoint.is_pinned:
         special.append("pinned")
@@ -33,6 +33,6 @@ _REST: tuple[Column[Checkpoint], ...] = (
 
 
 def print_checkpoints(checkpoints: Sequence[Checkpoint], *, has_titles: bool = True) -> None:
-    """Number, ID, and as much of the rest as fits. The level is shown only where levels differ."""
+    """Print number, ID, and as much of the rest as fits. The level is shown only if levels differ."""
     levels = [_LEVEL] if len({checkpoint.level for checkpoint in checkpoints}) > 1 else []
     print_table((NUMBER, ID, STEP, *levels, *_REST), checkpoints, has_titles=has_titles)

@@ -19,7 +19,7 @@ _SUFFIXES = {"directory": "/"}
 
 
 def entries_below(files: Tree | File, path: str) -> list[FileEntry]:
-    """The entries of a tree, all or those at and below a path in it."""
+    """Return the entries of a tree: all, or those at and below a path in it."""
     if not path:
         return files.entries
     below = [entry for entry in files.entries if entry.path == path or entry.path.startswith(path + "/")]

@@ -1,4 +1,4 @@
-"""Series drawn with braille characters: eight dots in each, so that a terminal shows a curve."""
+"""Series drawn with braille characters: eight dots each, so that a terminal can show a curve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and c
 
 
 def number(value: float) -> str:
-    """In at least four digits; thousands as people write them."""
+    """Format a number in at least four digits, with separators for thousands."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def draw(series: Sequence[Series], width: int, height: int) -> Iterator[str]:
-    """Lines of text: series of one metric over sequence numbers, each in a look of its own."""
+    """Yield lines of text: series of one metric over sequence numbers, each in its own look."""
     points = [point for line in series for point in line.points]
     low, high = min(p.value for p in points), max(p.value for p in points)
     first, last = min(p.seq for p in points), max(p.seq for p in points)
@@ -47,7 +47,7 @@ def legend(series: Sequence[Series]) -> list[str]:
 def _dots(
     series: Series, seqs: tuple[int, int], values: tuple[float, float], width: int, height: int
 ) -> Iterator[tuple[int, int]]:
-    """The dots of a curve, those between its points included."""
+    """Yield the dots of a curve, including those between its points."""
     before: tuple[int, int] | None = None
     for point in series.thinned(width):
         x = _scaled(point.seq, seqs, width)

@@ -1,4 +1,4 @@
-"""Progress bars for long work: on stderr, only on a terminal, only when the work takes a moment."""
+"""Progress bars for long work: on stderr, only on a terminal, only after a moment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 Report = Callable[[int, int], None]  # (done, total)
 
 _REST_WIDTH = 60  # a small bar, per cent, "1,000,000 of 1,000,000", a rate, a time
-_QUIET_S = 0.3  # work that is over by then shows nothing, and does not pay for importing rich
+_QUIET_S = 0.3  # work that is done by then shows nothing, and does not pay for importing rich
 
 
 @contextmanager
 def progress(label: str, *, unit: str) -> Iterator[Report | None]:
-    """A callback for `progress=` parameters; None when nobody watches. `unit` is "bytes" or what is counted."""
+    """Yield a callback for `progress=` parameters; None without a terminal. `unit` is "bytes" or what is counted."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -90,7 +90,7 @@ def _make() -> Progress:
 
 @contextmanager
 def watched(report: Report | None, look: Callable[[], tuple[int, int]], every_s: float = 0.2) -> Iterator[None]:
-    """For work that has no callback: ask `look()` for (done, total) from a thread while the block runs."""
+    """Call `look()` for (done, total) from a thread while the block runs: for work without a callback."""
     if report is None:
         yield
         return

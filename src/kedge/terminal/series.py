@@ -1,4 +1,4 @@
-"""Numbers over a job's checkpoints: what their metadata says of loss and the like, for charts and terminals."""
+"""Numbers over a job's checkpoints, such as the loss in their metadata, for charts and terminals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 
 MOST_CHECKPOINTS = 2000  # of a job: the newest
-MOST_POINTS = 240  # of a series that is drawn; the extremes of each part stay
+MOST_POINTS = 240  # of a drawn series; the extremes of each part stay
 _DEPTH = 4
 
 Goal = Literal["min", "max"]
@@ -37,24 +37,24 @@ class Series:
     points: Sequence[Point]
 
     def best(self, goal: Goal) -> Point:
-        """The lowest or highest; of equals, the first."""
+        """Return the lowest or highest point, the first of equal ones."""
         return (min if goal == "min" else max)(self.points, key=lambda point: point.value)
 
     def thinned(self, most: int = MOST_POINTS) -> Sequence[Point]:
-        """So many points at most: of each part of the series its lowest and its highest, and the ends of the whole."""
+        """Return at most so many points: the lowest and highest of each part, and both ends of the series."""
         if len(self.points) <= most:
             return self.points
         part = -(-len(self.points) // ((most - 2) // 2))
         chosen = [self.points[0]]
         for start in range(0, len(self.points), part):
-            some = self.points[start : start + part]
-            extremes = {min(some, key=_value), max(some, key=_value)}
+            section = self.points[start : start + part]
+            extremes = {min(section, key=_value), max(section, key=_value)}
             chosen += sorted(extremes, key=lambda point: point.seq)
         return list(dict.fromkeys([*chosen, self.points[-1]]))
 
 
 def series_of(store: CheckpointManager, job: str, *, most: int = MOST_CHECKPOINTS) -> dict[str, Series]:
-    """The numbers in the metadata of a job's newest checkpoints, by path; NotFound for a job without checkpoints."""
+    """Return the numbers in the metadata of a job's newest checkpoints, by path. Raises NotFound if it has none."""
     checkpoints = store.list(job, limit=most)
     if not checkpoints:
         raise NotFound(f"job {job} has no checkpoint", hint="kedge jobs lists the jobs")
@@ -66,7 +66,7 @@ def series_of(store: CheckpointManager, job: str, *, most: int = MOST_CHECKPOINT
 
 
 def numbers_in(metadata: Mapping[str, object], above: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, float]]:
-    """Finite numbers and their paths; truth values are none."""
+    """Yield finite numbers with their paths, without booleans."""
     for name, value in metadata.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping) and depth > 1:

@@ -1,4 +1,4 @@
-"""Tables and lists of facts that fit the terminal. IDs are never cut: other columns give way, or the row breaks."""
+"""Tables and lists of facts that fit the terminal. IDs are never cut: other columns shrink, or the row is split."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """A title, and what is told of each value below it.
+    """A title, and the text of each value below it.
 
-    `drop`: the higher, the sooner it goes when room is short; 0 stays. `is_whole`: never cut. `looks` gives cells of
-    that content another look than `look`.
+    `drop`: higher columns are dropped first if space is short; 0 stays. `is_whole`: never cut. `looks`: other looks
+    than `look` for cells with that content.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Column(Generic[T]):
 
 
 def print_table(columns: Sequence[Column[T]], values: Iterable[T], *, has_titles: bool = True) -> None:
-    """Print a row for each value; cells are made harmless here. Columns without any content are left out."""
+    """Print a row for each value, with cells made harmless. Empty columns are omitted."""
     cells = [[safe(column.text(value)) for column in columns] for value in values]
     lines = layout(columns, cells, terminal_width())
     for line in lines if has_titles else islice(lines, 1, None):
@@ -63,7 +63,7 @@ def layout(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width:
 
 
 def _fit(columns: Sequence[Column[object]], widths: dict[int, int], width: int) -> dict[int, int] | None:
-    """Widths that fit, the widest columns that may be cut narrowed first; None when nothing helps."""
+    """Return widths that fit, shrinking the widest shrinkable columns first; None if that is not enough."""
     excess = sum(widths.values()) + _GAP * (len(widths) - 1) - width
     while excess > 0:
         elastic = [n for n, w in widths.items() if not columns[n].is_whole and w > columns[n].least]
@@ -90,7 +90,7 @@ def _lines(columns: Sequence[Column[object]], rows: Sequence[Sequence[str]], wid
 
 
 def _is_filled(columns: Sequence[Column[object]], widths: Mapping[int, int], width: int) -> bool:
-    """Whether without the last column that may go only an ID and the like would be left."""
+    """Return whether only an ID and similar columns would remain without the last droppable column."""
     is_rest_whole = all(columns[n].is_whole or columns[n].drop for n in widths)
     return is_rest_whole and max(w for n, w in widths.items() if columns[n].is_whole) > width // 2
 
@@ -98,7 +98,7 @@ def _is_filled(columns: Sequence[Column[object]], widths: Mapping[int, int], wid
 def _broken(
     columns: Sequence[Column[object]], rows: Sequence[Sequence[str]], natural: Mapping[int, int], width: int
 ) -> Iterator[str]:
-    """For IDs that leave no room beside them: the ID on lines of its own, the rest of the row below it."""
+    """Yield rows whose IDs leave no space beside them: the ID on its own lines, the rest of the row below."""
     widest = max((n for n in natural if columns[n].is_whole), key=lambda n: natural[n])
     others = [n for n in natural if n != widest]
     below = list(layout([columns[n] for n in others], [[row[n] for n in others] for row in rows], width - 2))
@@ -113,7 +113,7 @@ def _broken(
 
 
 def print_facts(facts: Iterable[tuple[str, str]], *, look: str = "dim") -> None:
-    """`label  value` lines with the values aligned and wrapped; empty values are left out."""
+    """Print `label  value` lines with aligned and wrapped values; empty values are omitted."""
     for line in facts_layout([(label, safe(value)) for label, value in facts if value], terminal_width(), look):
         click.echo(line)
 

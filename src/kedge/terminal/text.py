@@ -1,4 +1,4 @@
-"""Text for people: what users stored made harmless, sizes, ages, and widths as a terminal counts them."""
+"""Text for people: made harmless, with sizes, ages, and widths as a terminal counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypedDict
 
 import click
 
-# This module is part of every start: what is not needed for --help is imported or compiled on first use.
+# Every start imports this module. So whatever --help does not need is imported or compiled on first use.
 
 # What a terminal may act on or hide: controls (C0, DEL, C1), formatting and bidi marks, separators, surrogates.
 _UNSAFE = (
@@ -42,14 +42,14 @@ _LOOKS: Mapping[str, _Look] = {
 
 
 def style(text: str, look: str) -> str:
-    """`text` in one of our few looks; `click.echo` takes the colours out again where no terminal is."""
+    """Return `text` in one of our looks; `click.echo` removes the colours if there is no terminal."""
     return click.style(text, **_LOOKS[look]) if look and text else text
 
 
 def safe(text: str) -> str:
-    """`text` with everything a terminal could act on written out: one line, no control characters.
+    """Return `text` as one line, with everything a terminal could act on escaped.
 
-    Names, metadata and states come from anyone; whatever of them is printed goes through here.
+    Names, metadata and states may come from anyone; everything printed from them passes through here.
     """
     return replace_unsafe(_escape, text)
 
@@ -74,7 +74,7 @@ _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def width_of(text: str) -> int:
-    """Columns `text` takes on a terminal."""
+    """Return the columns that `text` takes on a terminal."""
     if text.isascii():
         return len(text)
     return sum(_cell(character) for character in text)
@@ -89,7 +89,7 @@ def _cell(character: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """`text` in at most `width` columns, an ellipsis for what is left out."""
+    """Return `text` in at most `width` columns, with an ellipsis if it is cut."""
     if width_of(text) <= width:
         return text
     shown: list[str] = []
@@ -108,7 +108,7 @@ def pad(text: str, width: int, align: str = "<") -> str:
 
 
 def pieces(text: str, width: int) -> Iterator[str]:
-    """`text` in lines of at most `width` columns, broken at spaces where there are any."""
+    """Yield `text` in lines of at most `width` columns, broken at spaces if possible."""
     line = ""
     for word in text.split(" "):
         joined = f"{line} {word}" if line else word
@@ -127,7 +127,7 @@ def pieces(text: str, width: int) -> Iterator[str]:
 
 
 def labelled(label: str, look: str, text: str, width: int | None) -> Iterator[str]:
-    """A label and a text made harmless, in lines of at most `width` columns that go on below the text's beginning."""
+    """Yield a label and a harmless text in lines of at most `width` columns; later lines are indented to the text."""
     indent = width_of(label) + 1
     first, *more = (width and [*pieces(safe(text), width - indent)]) or [safe(text)]
     yield f"{style(label, look)} {first}"
@@ -140,7 +140,7 @@ def print_labelled(label: str, look: str, text: str) -> None:
 
 
 def size(count: int) -> str:
-    """A number of bytes: 999 B, 1.5 KiB, 12 GiB."""
+    """Format a number of bytes: 999 B, 1.5 KiB, 12 GiB."""
     if count < 1024:
         return f"{count} B"
     amount = float(count)
@@ -162,7 +162,7 @@ def with_article(noun: str) -> str:
 
 
 def age(moment: datetime, now: datetime | None = None) -> str:
-    """How long ago; a date for what is older than two months."""
+    """Format how long ago a moment was; a date if more than two months."""
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
     if seconds < -1:
         return "in the future"
@@ -179,12 +179,12 @@ def exactly(moment: datetime) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal on stdout; None where there is none, and lines may be as long as they are."""
+    """Return the columns of the terminal on stdout; None if there is none, so that lines may have any length."""
     return columns() if sys.stdout.isatty() else None
 
 
 def columns() -> int:
-    """$COLUMNS, else what the terminal says, else 80; shutil's function without shutil's imports."""
+    """Return $COLUMNS, or the terminal's width, or 80, without importing shutil."""
     text = os.environ.get("COLUMNS", "")
     count = int(text) if text.isascii() and text.isdigit() else 0
     if not count:

@@ -1,4 +1,4 @@
-"""A state drawn as a tree: small values whole, containers by their content, arrays by type and shape."""
+"""A state drawn as a tree: small values completely, containers by content, arrays by type and shape."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Limits:
 
 
 def draw(value: object, limits: Limits, width: int | None, *, name: str = "state") -> Iterator[str]:
-    """Lines of the tree below `name`."""
+    """Yield the lines of the tree below `name`."""
     yield _line("", "", name, value, width)
     yield from _below(value, limits, width, "", 1)
 
 
 def _below(value: object, limits: Limits, width: int | None, indent: str, depth: int) -> Iterator[str]:
-    is_listed = depth == 1 or not is_plain(value)  # a list of numbers says enough in its own line
+    is_listed = depth == 1 or not is_plain(value)  # one line says enough of a list of numbers
     inner = list(children(value)) if is_listed and not is_short(value) else []
     if not inner or depth > limits.depth:
         return
@@ -55,7 +55,7 @@ def _line(indent: str, branch: str, name: str, value: object, width: int | None)
 
 
 def describe(value: object) -> tuple[str, str]:
-    """A value in one line, and its look."""
+    """Return a value in one line, and its look."""
     if isinstance(value, BufferSummary):
         return describe_buffer(value), "type"
     if isinstance(value, TypeSummary):
@@ -87,7 +87,7 @@ def describe_buffer(summary: BufferSummary) -> str:
     if summary.kind == "numpy scalar":
         return f"{values[0] if values else '?'} ({type_of(summary)})"
     lengths = " × ".join(map(str, summary.shape)) or "one value"
-    if "." in summary.kind:  # a table of polars or pyarrow
+    if "." in summary.kind:  # a polars or pyarrow table
         return f"{summary.kind} · {lengths} · {size(summary.size_bytes)}"
     shown = "" if values is None else f" · {values}"
     return f"{summary.kind} {type_of(summary)} · {lengths} · {size(summary.size_bytes)}{shown}"
@@ -98,7 +98,7 @@ _NUMBER = re.compile(r"([<>|])([fiuc])(\d+)")
 
 
 def type_of(summary: BufferSummary) -> str:
-    """The type of an array's elements, as numpy and torch name it."""
+    """Return the type of an array's elements, as named by numpy and torch."""
     if (number := _NUMBER.fullmatch(summary.dtype)) is not None:
         order, kind, size_bytes = number.groups()
         return f"{_KINDS[kind]}{8 * int(size_bytes)}{' big-endian' if order == '>' else ''}"
@@ -109,12 +109,12 @@ _PLAIN = (str, int, float, type(None))
 
 
 def is_plain(value: object) -> bool:
-    """A list of numbers and texts, nothing nested."""
+    """Return whether a value is a list of numbers and texts, nothing nested."""
     return isinstance(value, SEQUENCES) and all(isinstance(item, _PLAIN) for item in value)
 
 
 def is_short(value: object) -> bool:
-    """A container of few plain values, better read on one line."""
+    """Return whether a value is a container of few plain values, which fits on one line."""
     if type(value) is dict:
         items = [*value.keys(), *value.values()]
     elif isinstance(value, SEQUENCES):
