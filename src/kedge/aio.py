@@ -78,6 +78,6 @@ class AsyncView:
 
 
 async def _async(items: Iterator[_T]) -> AsyncIterator[_T]:
-    while some := await _threads.run(lambda: list(islice(items, _AT_ONCE))):
-        for item in some:
+    while batch := await _threads.run(lambda: list(islice(items, _AT_ONCE))):
+        for item in batch:
             yield item

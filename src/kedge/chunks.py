@@ -165,16 +165,16 @@ def cut(data: memoryview, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
 
 def portions(items: Iterable[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[list[T]]:
     """Yield items in groups of at least `most_bytes`, and the rest."""
-    some: list[T] = []
+    group: list[T] = []
     size = 0
     for item in items:
-        some.append(item)
+        group.append(item)
         size += size_of(item)
         if size >= most_bytes:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def cut_by_content(data: Buffer, average: int) -> Iterator[memoryview]:
