@@ -122,6 +122,8 @@ class Writes(SqlWrites):
         at_us = now_us()
         jobs: dict[str, JobRow] = {}
         rows: list[Row] = []
+        chunks: list[Chunk] = []
+        reused: list[bytes] = []
         for waiting in batch:
             save = waiting.operation
             if not isinstance(save, Save):
@@ -131,6 +133,11 @@ class Writes(SqlWrites):
                 job = jobs.get(new.job) or (self._job(new.job) if can_read else self._jobs.get(new.job))
                 if job is None or not self._is_usual(new, job):
                     return False
+                if new.new_chunks or new.reused_chunks:
+                    if not can_read:
+                        return False
+                    chunks += new.new_chunks
+                    reused += new.reused_chunks
                 seq = job.last_seq + 1
                 number += 1
                 chain = chain_of(chain, number, at_us, self._ns, save.actor, "save", new.job, new.id, "{}")
@@ -138,14 +145,19 @@ class Writes(SqlWrites):
                 rows.append((*event, job.no << SEQ_BITS | seq, *columns_of(new)))
                 jobs[new.job] = JobRow(job.no, seq, job.lease)
                 waiting.result.append(new.saved(seq, new.digest.hex()) if waiting.needs_checkpoints else seq)
-        if not rows or len(rows) > MAX_ROWS or not _insert(self._db, rows):
+        if not rows or len(rows) > MAX_ROWS or (reused and not self._sound(reused).issuperset(reused)):
             return False
+        if not _insert(self._db, rows):
+            return False
+        if chunks:
+            self._insert_chunks(chunks, {})
         self._head = (number, chain)
         self._jobs.update(jobs)
         return True
 
     def _is_usual(self, new: NewCheckpoint, job: JobRow) -> bool:
-        """Whether a save needs no look at the database: whatever it relies on is in its row, or known of its job."""
+        """Whether a save needs no look at the database, but for its chunks: all it relies on is in its row, or known of
+        its job."""
         lease = job.lease
         if new.lease_token is None:
             has_right = lease is None or not lease.is_live
@@ -159,7 +171,6 @@ class Writes(SqlWrites):
             and new.takes_key_from is None
             and new.then is None
             and new.provided is None
-            and not (new.new_chunks or new.reused_chunks)
         )
 
     def run_all(self, batch: Sequence[Waiting[Any]]) -> None:
