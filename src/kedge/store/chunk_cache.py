@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from kedge.chunks import Entry
 from kedge.errors import Corrupted, NotFound
@@ -72,58 +73,80 @@ class RecentStreams:
                 self._streams.popitem(last=False)
 
 
+class Place(NamedTuple):
+    """A pack, and where in it a chunk ends; "": the index itself."""
+
+    pack: str
+    end: int
+
+
 class KnownChunks:
-    """Committed chunks of parted trees, each with its pack; "" is the index itself."""
+    """Committed chunks of parted trees, each with its place."""
 
     def __init__(self, index: Index, blobs: Blobs) -> None:
         self._index = index
         self._blobs = blobs
         self._lock = threading.Lock()
-        self._packs_of: OrderedDict[bytes, str | None] = OrderedDict()
+        self._places: OrderedDict[bytes, Place | None] = OrderedDict()
         self._seen_whole: OrderedDict[str, float] = OrderedDict()  # remote packs, and when seen (monotonic)
 
     def after_fork(self) -> None:
         self._lock = threading.Lock()
 
     def __contains__(self, name: bytes) -> bool:
-        return name in self._packs_of
+        return name in self._places
 
     def remember(self, names: Iterable[bytes], new: Sequence[Chunk]) -> None:
         """Note the chunks that a committed save named; it wrote the `new` ones."""
-        placed = {chunk.digest: chunk.pack for chunk in new}
-        self._saw({pack for pack in placed.values() if pack})
+        placed = {chunk.digest: _place_of(chunk) for chunk in new}
+        self._saw({place.pack for place in placed.values() if place.pack})
         with self._lock:
             for name in names:
-                self._packs_of[name] = placed.get(name, self._packs_of.get(name))
-                self._packs_of.move_to_end(name)
-            while len(self._packs_of) > _MOST_CHUNKS:
-                self._packs_of.popitem(last=False)
+                self._places[name] = placed.get(name, self._places.get(name))
+                self._places.move_to_end(name)
+            while len(self._places) > _MOST_CHUNKS:
+                self._places.popitem(last=False)
 
     def check_packs(self, reused: Sequence[bytes]) -> None:
         """Raise ChunksGone if a reused pack was removed or truncated, so that its chunks are written again.
 
-        Reads only the end of each pack. A chunk damaged inside is found by reading it, for example by verify.
+        Reads only the end of each pack, where its chunks were last. If the pack is not whole there, the index says
+        where gc has moved them. A chunk damaged inside is found by reading it, for example by verify.
         """
         now_s = time.monotonic()
-        doubtful = [name for name in reused if not self._is_trusted(self._packs_of.get(name), now_s)]
-        by_pack: dict[str, list[Chunk]] = {}
-        for chunk in self._index.locate(doubtful).values() if doubtful else ():
-            pack = chunk.pack if chunk.data is None else ""
-            if pack and not self._is_trusted(pack, now_s):
-                by_pack.setdefault(pack, []).append(chunk)
-            if chunk.digest in self._packs_of:
-                self._packs_of[chunk.digest] = pack
-        for pack, chunks in by_pack.items():
-            last = max(chunk.offset + chunk.stored_bytes for chunk in chunks) - 1
-            try:
-                self._blobs.read_into(pack, last, memoryview(bytearray(1)))
-            except (NotFound, Corrupted):
-                self._index.mark_damaged(chunks, True)
-                raise ChunksGone([chunk.digest for chunk in chunks]) from None
-        self._saw(by_pack)  # only what was read: relying on a pack does not renew trust in it
+        doubtful = {name: place for name in reused if not self._is_trusted(place := self._places.get(name), now_s)}
+        whole = self._whole(place for place in doubtful.values() if place)
+        moved = [name for name, place in doubtful.items() if place is None or place.pack not in whole]
+        stored = self._index.locate(moved) if moved else {}
+        places = {name: _place_of(chunk) for name, chunk in stored.items()}
+        whole |= self._whole(place for place in places.values() if not self._is_trusted(place, now_s))
+        for name, place in places.items():
+            if name in self._places:
+                self._places[name] = place
+        cut = [name for name, place in places.items() if not (place.pack in whole or self._is_trusted(place, now_s))]
+        if cut:
+            self._index.mark_damaged([stored[name] for name in cut], True)
+            raise ChunksGone(cut)
+        self._saw(whole)  # only what was read: relying on a pack does not renew trust in it
 
-    def _is_trusted(self, pack: str | None, now_s: float) -> bool:
-        return pack == "" or (pack is not None and now_s - self._seen_whole.get(pack, -_TRUSTED_S) < _TRUSTED_S)
+    def _whole(self, places: Iterable[Place]) -> set[str]:
+        """The packs of these places that are as long as they must be."""
+        ends: dict[str, int] = {}
+        for pack, end in places:
+            ends[pack] = max(end, ends.get(pack, 0))
+        whole: set[str] = set()
+        for pack, end in ends.items():
+            try:
+                self._blobs.read_into(pack, end - 1, memoryview(bytearray(1)))
+            except (NotFound, Corrupted):
+                continue
+            whole.add(pack)
+        return whole
+
+    def _is_trusted(self, place: Place | None, now_s: float) -> bool:
+        if place is None:
+            return False
+        return not place.pack or now_s - self._seen_whole.get(place.pack, -_TRUSTED_S) < _TRUSTED_S
 
     def _saw(self, packs: Iterable[str]) -> None:
         now_s = time.monotonic()
@@ -134,3 +157,7 @@ class KnownChunks:
                     self._seen_whole.move_to_end(pack)
             while len(self._seen_whole) > _MOST_PACKS:
                 self._seen_whole.popitem(last=False)
+
+
+def _place_of(chunk: Chunk) -> Place:
+    return Place(chunk.pack, chunk.offset + chunk.stored_bytes) if chunk.data is None else Place("", 0)

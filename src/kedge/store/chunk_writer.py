@@ -158,13 +158,7 @@ class ChunkWriter:
 
     def _reuse(self, old: Entry) -> bool:
         """Return whether a chunk of an earlier checkpoint may be reused; the commit checks that it exists."""
-        if old.is_zero:
-            return True
-        name = self.name(old.digest)
-        if name in self._distrusted:
-            return False
-        self._reused.add(name)
-        return True
+        return old.is_zero or self.reuse(old.digest)
 
     def name(self, digest: bytes) -> bytes:
         """Return the index's name for the chunk with this content."""
@@ -215,8 +209,12 @@ class ChunkWriter:
         self._store_fresh(fresh, is_asked=not is_new)
 
     def reuse(self, digest: bytes) -> bool:
-        """Return whether a chunk from an earlier save may be reused; the commit checks that it still exists."""
-        return self._reuse(Entry(0, digest))
+        """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
+        name = self.name(digest)
+        if name in self._distrusted:
+            return False
+        self._reused.add(name)
+        return True
 
     def _store_fresh(self, fresh: dict[bytes, memoryview], *, is_asked: bool = True) -> None:
         """Place chunks that neither the index (if `is_asked`) nor this save has yet."""

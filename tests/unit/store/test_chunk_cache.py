@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,3 +101,46 @@ def test_a_pack_that_is_a_file_here_is_always_looked_at(tmp_path: object) -> Non
         os.unlink(path)
         with pytest.raises(ChunksGone):
             chunks.check_packs(digests)
+
+
+@pytest.mark.parametrize("harm", [os.unlink, lambda path: os.truncate(path, os.path.getsize(path) // 2)])
+def test_a_chunk_is_looked_for_where_it_was_and_the_index_is_asked_only_if_it_is_not_there(
+    tmp_path: Path, harm: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kedge.open(f"file:{tmp_path}/store") as manager:
+        manager.save("job", "one", {"a": os.urandom(200_000)})
+        ((_, packed),) = manager.store.index.list_stored("job")
+        index, blobs, digests = manager.store.index, manager.store.blobs, list(manager.store.contents(packed))
+        asked: list[Sequence[bytes]] = []
+        monkeypatch.setattr(index, "locate", lambda names, locate=index.locate: (asked.append(names), locate(names))[1])
+        chunks = KnownChunks(index, blobs)
+        chunks.remember(digests, list(index.locate(digests).values()))
+        asked.clear()
+        for _ in range(3):
+            chunks.check_packs(digests)
+        assert not asked
+        path = blobs.file_of(next(iter(index.locate(digests).values())).pack)
+        assert path is not None
+        harm(path)
+        with pytest.raises(ChunksGone) as gone:
+            chunks.check_packs(digests)
+        assert set(gone.value.digests) == set(digests)
+
+
+def test_a_chunk_that_gc_has_moved_is_found_at_its_new_place(stored: tuple[Index, Looked, list[bytes], str]) -> None:
+    index, blobs, digests, pack = stored
+    before = index.locate(digests)
+    chunks = KnownChunks(index, blobs)
+    chunks.remember(digests, list(before.values()))
+    chunks._seen_whole.clear()  # a minute later
+    writer = blobs.writer(0)
+    moved = []
+    for chunk in before.values():
+        data = bytearray(chunk.stored_bytes)
+        blobs.read_into(pack, chunk.offset, memoryview(data))
+        place, offset = writer.append(bytes(data))
+        moved.append(replace(chunk, pack=place, offset=offset))
+    writer.commit()
+    assert index.relocate(moved, from_pack=pack) == len(moved)
+    assert blobs.remove(pack, lambda: True)
+    chunks.check_packs(digests)
