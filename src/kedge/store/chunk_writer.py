@@ -209,7 +209,7 @@ class ChunkWriter:
         self._store_fresh(fresh, is_asked=not is_new)
 
     def reuse(self, digest: bytes) -> bool:
-        """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
+        """Return whether a chunk from an earlier save may be reused; the commit checks that it still exists."""
         name = self.name(digest)
         if name in self._distrusted:
             return False

@@ -40,6 +40,7 @@ LARGE_PIECE_BYTES = 16384
 WHOLE_BYTES = 2048  # less is not worth being shared: chunks of it would take as much again
 MANY_BYTES = 32768  # of a new value, from which on its fields are laid out as channels are
 _AT_ONCE = 64  # items compared
+_ALONE = 4  # no more than these are compared one by one
 
 Segment = bytes | Piece  # of an encoded value: joined, the segments are its bytes
 Parts = tuple[bytes, Pieces | None, bytes]  # of a value: bytes, a run where it is long enough for one, and bytes again
@@ -216,13 +217,19 @@ def _unchanged(known: Sequence[Item], values: Sequence[Any]) -> list[Item | None
     count = min(len(known), len(values))
     for start in range(0, count, _AT_ONCE):
         end = min(start + _AT_ONCE, count)
-        old, new = known[start:end], values[start:end]
-        copies = [*filter(None, [item.copy or item.own() for item in old])]
-        if len(copies) == len(old) and are_same(copies, new):
-            same += old
-        else:
-            same += [item if item.is_of(value) else None for item, value in zip(old, new, strict=True)]
+        same += _same_items(known[start:end], values[start:end])
     return same
+
+
+def _same_items(known: Sequence[Item], values: Sequence[object]) -> Sequence[Item | None]:
+    """Each item if it is of the value at its place. Nearly always all are: where one is not, it is found by halves."""
+    if len(values) <= _ALONE:
+        return [item if item.is_of(value) else None for item, value in zip(known, values, strict=True)]
+    copies = [*filter(None, [item.copy or item.own() for item in known])]
+    if len(copies) == len(known) and are_same(copies, values):
+        return known
+    half = len(values) // 2
+    return [*_same_items(known[:half], values[:half]), *_same_items(known[half:], values[half:])]
 
 
 def lay_tree(
