@@ -333,6 +333,26 @@ def test_a_root_of_many_layers(engine: Engine, upper: str) -> None:
 
 
 @criu
+def test_a_root_keeps_how_it_was_mounted(engine: Engine) -> None:
+    """Podman mounts roots without devices, and a restore gives none."""
+    root = engine.bundle("one", *KEPT, "KEDGE_POLICY=fail") / "rootfs"
+
+    def options() -> str:
+        return engine.lab.run("findmnt", "--noheadings", "--output", "VFS-OPTIONS", root).stdout
+
+    engine.lab.run("mount", "-o", "remount,bind,nodev,nosuid,noatime", root)
+    before = options()
+    assert "nodev" in before
+    reached = 5
+    for _ in range(2):
+        engine.start("one")
+        reached = engine.lab.wait_beyond("one", reached)
+        assert options() == before
+        engine.call("kill", "one", "15")
+        engine.call("delete", "one")
+
+
+@criu
 def test_a_root_that_cannot_be_mounted_again(engine: Engine) -> None:
     """No container starts on an empty directory, whatever its policy says; the next create puts the root right."""
     engine.bundle("one", *KEPT)

@@ -84,13 +84,14 @@ def _unescaped(text: str) -> str:
 
 
 def _overlay_options(point: Path) -> str | None:
-    """The options of the overlay mounted last at `point`; None when that is none."""
+    """The options of the overlay mounted last at `point`, those of the mount (nodev) and of the overlay; None when that
+    is none."""
     options = None
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split(" ")
         behind = fields.index("-")
         if _plain(fields[4]) == str(point):
-            options = _plain(fields[behind + 3]) if fields[behind + 1] == "overlay" else None
+            options = f"{fields[5]},{_plain(fields[behind + 3])}" if fields[behind + 1] == "overlay" else None
     return options
 
 
