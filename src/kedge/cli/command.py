@@ -41,7 +41,7 @@ class Session(NamedTuple):
         return CheckpointManager(self.store, namespace=self.namespace, create=create, key=self.key)
 
     def _warn_of_open_key(self) -> None:
-        """If any user of the machine can read the file of the key."""
+        """Warn if every user of the machine can read the key file."""
         key = self.key or os.environ.get("KEDGE_KEY") or f"file:{os.environ.get('KEDGE_KEY_FILE', '')}"
         path = key.removeprefix("file:")
         try:
@@ -51,8 +51,10 @@ class Session(NamedTuple):
             pass  # reading it says why
 
     def of_memory(self) -> Session:
-        """The same where the memory of containers and processes is kept: in a namespace of its own, which no token for
-        another one opens, unless one was named."""
+        """The same session in the namespace of checkpointed containers and processes, unless another one was named.
+
+        No token for another namespace opens it.
+        """
         from kedge.containers.runtime.early import NAMESPACE
 
         return self._replace(namespace=NAMESPACE) if self.namespace == "default" else self
@@ -67,7 +69,7 @@ class Session(NamedTuple):
         return re.sub(rf"(?<![\w/.-])kedge (?=(?:{names})\b)", lambda _: f"kedge {options} ", text)
 
     def _options(self) -> str:
-        """As they were given; not what the environment or a default says, and no secret."""
+        """The options as they were given, without secrets; nothing from the environment or a default."""
         from shlex import join
 
         from kedge.urls import without_secrets
@@ -88,13 +90,13 @@ class Session(NamedTuple):
         return self.store or default_url()
 
     def export_key(self) -> None:
-        """For code that opens the store by itself, here and in processes started from here."""
+        """Export the key for code that opens the store by itself, in this process and its children."""
         if self.key is not None:
             os.environ["KEDGE_KEY"] = self.key
             os.environ.pop("KEDGE_KEY_FILE", None)
 
     def at_rest(self) -> Session:
-        """The same for the directory that a store in memory is saved to."""
+        """The same session for the directory that a store in memory is saved to."""
         is_saved = self.url.startswith("memory:") and self.url != "memory:"
         return self._replace(store=f"file:{self.url.removeprefix('memory:')}") if is_saved else self
 

@@ -25,7 +25,7 @@ Function = Callable[..., None]
 
 
 def dump_options(function: Function) -> Function:
-    """Which ties to the world outside may be checkpointed."""
+    """Options for ties to the outside that may be checkpointed."""
     for name, text in (
         ("--file-locks", "Checkpoint file locks."),
         ("--shell-job", "Allow a process with a controlling terminal."),
@@ -41,7 +41,7 @@ def chosen_options(given: Mapping[str, bool]) -> list[str]:
 
 
 def runtime_options(function: Function) -> Function:
-    """Where a container is found."""
+    """Options that say where a container is found."""
     runtimes = click.Choice(["runc", "crun", "podman", "containerd", "docker"])
     function = click.option("--root", metavar="DIR", help="The runtime's --root, if it is not the usual one.")(function)
     return click.option("--runtime", type=runtimes, help="The runtime or engine that runs it.")(function)
@@ -63,7 +63,7 @@ address_option: Decorator = click.option(
 
 
 def show_phase(phase: str) -> None:
-    """Progress on stderr, where somebody watches."""
+    """Show progress on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"  … {safe(phase)}", err=True)
 

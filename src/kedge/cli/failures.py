@@ -1,4 +1,4 @@
-"""What a failure looks like: a message and a hint on stderr, and an exit code from the table in `kedge.errors`."""
+"""Errors of commands: a message and a hint on stderr, and an exit code from the table in `kedge.errors`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedge.terminal.text import columns, labelled
 
 USAGE, INTERRUPTED = 2, 130
 
-# What errors say to who writes Python, and how that is said here.
+# What errors tell Python programmers, and how commands say it.
 IN_OUR_WORDS = {
     "choose another destination, or pass overwrite=True": "choose another destination, or --force to replace it",
     "or pass overwrite=True to replace what has the same name": "or --force to replace what has the same name",
@@ -35,7 +35,7 @@ IN_OUR_WORDS = {
 
 
 def report_failure(error: BaseException, *, as_json: bool) -> int:
-    """Say what went wrong and answer the exit code. With `as_json`: {"code", "message", "hint"} on stderr."""
+    """Print what went wrong; return the exit code. With `as_json`: {"code", "message", "hint"} on stderr."""
     code, message, hint, exit_code = describe(error)
     try:
         if as_json:

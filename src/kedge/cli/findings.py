@@ -1,4 +1,4 @@
-"""Printing what checks find: those of `kedge doctor` and those of containers."""
+"""Prints findings: those of `kedge doctor` and of containers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OLD_KEY_IN_USE = "an old data key is still in use: continue with kedge rekey --r
 
 
 def judge(subject: str, is_good: bool, what: str, fix: str, otherwise: str = "warn") -> Finding:
-    """ok, or what to do about it."""
+    """A finding that is ok, or has `otherwise` as its status and says what to do."""
     return Finding(subject, "ok", what) if is_good else Finding(subject, otherwise, what, fix)
 
 

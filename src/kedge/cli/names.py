@@ -1,4 +1,4 @@
-"""Jobs and checkpoints on the command line, and how shells complete their names."""
+"""Names of jobs and checkpoints on the command line, and their completion in shells."""
 
 from __future__ import annotations
 

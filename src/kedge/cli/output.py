@@ -1,4 +1,4 @@
-"""JSON on stdout: whole documents, and documents whose lists are written while they are read."""
+"""JSON on stdout: whole documents, and documents whose lists are written piece by piece."""
 
 from __future__ import annotations
 

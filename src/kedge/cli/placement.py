@@ -1,4 +1,4 @@
-"""Putting files and directories where the user wants them: whole or not at all, and nothing overwritten by accident."""
+"""Writes files and directories where the user wants them, whole or not at all. Overwrites nothing by accident."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kedge.store.directory import MARKER
 
 
 def is_stream(target: Path) -> bool:
-    """Whether `target` is there to be written into, not to be replaced: a FIFO, stdout, or /dev/null."""
+    """Whether `target` is written into and not replaced: a FIFO, stdout, or /dev/null."""
     if str(target) == "/dev/stdout":
         return True
     try:
@@ -191,7 +191,7 @@ def _give_name(draft: Path, target: Path, force: bool) -> None:
 
 
 def _sync_below(draft: Path) -> None:
-    """What a directory holds is durable before it has its name."""
+    """Sync everything below a directory, before it gets its name."""
     for folder, _, names in os.walk(draft):
         for name in names:
             with open(os.path.join(folder, name), "rb") as file:

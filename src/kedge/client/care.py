@@ -1,4 +1,4 @@
-"""Care for a store behind a service: the service does it, as a task where it takes long."""
+"""Care for a store behind a service: the service does it, in a task if it takes long."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POLL_S = 0.1
 
 
 class HttpCare:
-    """`kedge.care.Care` of a store behind a service, which knows by its token who asks."""
+    """`kedge.care.Care` of a store behind a service. The service knows the actor by the token."""
 
     encryption = None  # the business of the service
 
@@ -43,7 +43,7 @@ class HttpCare:
         return Plan(policy, keep, delete, planned["frees_bytes"], job)
 
     def review(self, policy: RetentionPolicy, job: str | None, *, dry_run: bool, actor: str) -> Iterator[Verdict]:
-        """In one answer of the service, which holds all of it."""
+        """From one response, which contains all verdicts."""
         planned = self.apply(policy, job, dry_run=dry_run, actor=actor, progress=None)
         verdicts = [*planned.keep, *(Verdict(checkpoint, ()) for checkpoint in planned.delete)]
         return iter(sorted(verdicts, key=lambda verdict: (verdict.checkpoint.job, -verdict.checkpoint.seq)))
@@ -77,7 +77,7 @@ class HttpCare:
         return GcReport(damaged=tuple(result.pop("damaged")), **result)
 
     def _finish(self, task: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
-        """Wait for a task of the service; its result."""
+        """Wait for a task of the service; return its result."""
         while task["status"] == "running":
             time.sleep(_POLL_S)
             task = self._store.client.task(task["id"])
@@ -110,7 +110,7 @@ class HttpCare:
         """Nothing here belongs to a process."""
 
     def close(self) -> None:
-        """The service goes on."""
+        """The service continues."""
 
 
 def _without_reasons(document: Mapping[str, Any]) -> Checkpoint:

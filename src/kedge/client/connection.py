@@ -26,7 +26,7 @@ _TIMEOUT_S = 120.0
 
 
 class _Address:
-    """Where the service is, and how to introduce oneself."""
+    """The address of the service, with token and namespace."""
 
     def __init__(self, url: str, token: str | None, namespace: str | None) -> None:
         try:
@@ -115,7 +115,7 @@ class Client(Endpoints):
         return call.parse(_content(answer))
 
     def exchange(self, path: str, body: bytes) -> bytes:
-        """Bytes for bytes."""
+        """Post bytes; return the bytes of the response."""
         with _reaching(self._address.base):
             answer = self._http.request(**self._address.binary("POST", path, body))
         if answer.status_code >= 400:
@@ -123,7 +123,7 @@ class Client(Endpoints):
         return answer.content
 
     def upload(self, path: str, media_type: str, body: Iterator[bytes]) -> Any:
-        """Send a body as it is made; the document that answers it."""
+        """Send a body while it is generated; return the response's document."""
         request = self._address.binary("POST", path, body)
         request["headers"]["Content-Type"] = media_type
         with _reaching(self._address.base):
@@ -141,7 +141,7 @@ class Client(Endpoints):
             yield Download(answer.iter_bytes(1 << 20))
 
     def again(self) -> Self:
-        """Another one to the same service; for a forked child, to whom connections of the parent are of no use."""
+        """A new client of the same service, for a forked child: it cannot use the parent's connections."""
         other = type(self).__new__(type(self))
         other._address = self._address
         other._http = httpx.Client(timeout=_TIMEOUT_S)
@@ -187,7 +187,7 @@ class AsyncClient(Endpoints):
 
 
 class _reaching:  # noqa: N801 - reads as a verb where it is used
-    """What the network does wrong is Unavailable, in one message: the errors of the libraries below say no more."""
+    """Turns network errors into Unavailable with one message."""
 
     def __init__(self, base: str, *, is_read: bool = False) -> None:
         self._base = base
@@ -225,7 +225,7 @@ def _why_no_connection(error: BaseException) -> tuple[str, str]:
 
 
 def _content(answer: httpx.Response) -> object:
-    """The JSON of an answer; its problem as the error it was on the other side."""
+    """The JSON of a response. Raises the error that a problem document stands for."""
     if answer.status_code < 400:
         return answer.json() if answer.content else None
     try:

@@ -157,7 +157,7 @@ class HttpStore(Loading):
         return super().load(stored, **how)
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
-        """The manifest, which was verified when it arrived; one that was not asked for yet is fetched."""
+        """The manifest, fetched if it is missing. It was verified when it arrived."""
         return self.parse(packed or self.catalogue.read(checkpoint.id)[1], of=checkpoint.id)
 
     # From and to other stores

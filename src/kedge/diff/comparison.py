@@ -1,4 +1,4 @@
-"""The walk over both trees."""
+"""The comparison: a walk over both states."""
 
 from __future__ import annotations
 

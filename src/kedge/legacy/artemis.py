@@ -110,7 +110,7 @@ def create_checkpoint_repository(storage_type: str = "filesystem", **options: An
 
 
 class CheckpointRestorer:
-    """Loads a card to go on with it. Every card that is not completed can be resumed."""
+    """Loads a card to resume it. Every card that is not completed can be resumed."""
 
     def __init__(self, repository: CheckpointRepository) -> None:
         self.repository = repository

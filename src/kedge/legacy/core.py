@@ -154,7 +154,8 @@ class CheckpointManager:
         return True
 
     def cleanup_old_checkpoints(self) -> int:
-        """Delete what is older than max_age_days or beyond max_checkpoints, the newest of each level kept; how many."""
+        """Delete what is older than max_age_days or beyond max_checkpoints, except the newest of each level. Return the
+        number deleted."""
         listed = self.list_checkpoints()
         newest = listed[0].timestamp if listed else 0.0
         oldest = newest - timedelta(days=self._retention["max_age_days"]).total_seconds()

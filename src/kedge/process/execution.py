@@ -47,7 +47,7 @@ class OnDenied(StrEnum):
     """What a denial does to the execution."""
 
     FAIL = "fail"
-    SKIP = "skip"  # the checkpoint is skipped, the execution goes on
+    SKIP = "skip"  # the checkpoint is skipped, the execution continues
     PAUSE = "pause"  # it stays where it is, for good
 
 

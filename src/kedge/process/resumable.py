@@ -105,15 +105,15 @@ class CheckpointPolicy:
 
 
 class ResumableProcess(ABC):
-    """What an object needs so that it can be resumed."""
+    """The methods an object needs to be resumed."""
 
     @abstractmethod
     def get_state(self) -> Any:
-        """All that is needed to go on: anything the codec knows."""
+        """Return everything needed to resume, as any value that the codec supports."""
 
     @abstractmethod
     def restore_state(self, state: Any) -> None:
-        """Go on from what `get_state` gave."""
+        """Resume from what `get_state` returned."""
 
     @abstractmethod
     def get_progress(self) -> Mapping[str, object]:
@@ -127,8 +127,8 @@ class ResumableProcess(ABC):
 class CheckpointableProcess(ResumableProcess):
     """A resumable object that saves itself. Used as a context manager it is the only writer of its checkpoints.
 
-    `process_id` is the job: give the same one to go on. `checkpoint_validator` is called with each state before it is
-    saved and after it is loaded, and raises what it finds wrong. All errors are raised; nothing is swallowed.
+    `process_id` is the job: give the same one to resume. `checkpoint_validator` is called with each state before it is
+    saved and after it is loaded, and raises if it is wrong. All errors are raised; nothing is swallowed.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class CheckpointableProcess(ResumableProcess):
     def load_checkpoint(self, checkpoint_id: str | None = None) -> Any:
         """Restore a checkpoint, by default the newest, and answer its state; None when there is none yet.
 
-        What was done before counts: the progress goes on from that of the checkpoint. States saved when the process
+        What was done before counts: the progress continues from that of the checkpoint. States saved when the process
         failed may be in the middle of an item: they are kept for looking at, and restored only by their ID.
         """
         checkpoint = self._newest_usable() if checkpoint_id is None else self.store.get(checkpoint_id)

@@ -1,4 +1,4 @@
-"""`kedge approve`: decide what a run waits for."""
+"""`kedge approve`: approves or denies what a run is waiting for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kedge audit`: whether the log of all changes is complete and unaltered."""
+"""`kedge audit`: verifies that the log of all changes is complete and unaltered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kedge check`: whether everything stored is sound; a new index where the present one is damaged."""
+"""`kedge check`: verifies everything stored, and repairs a damaged index."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _print_result(result: VerifyReport, *, is_deep: bool, is_whole: bool) -> Non
 
 
 def _checked(result: VerifyReport, *, is_deep: bool) -> str:
-    """What was looked at. Data that the index holds itself is read and proved with its checkpoint, quick or not."""
+    """What was checked. Data in the index is verified with its checkpoint, even by a quick check."""
     checkpoints = count_of(result.checkpoints, "checkpoint")
     if not result.chunks:
         return f"{checkpoints}, with all data in the index" if result.checkpoints else checkpoints

@@ -128,7 +128,7 @@ def _levels(option: str, texts: Sequence[str]) -> dict[str, int]:
 
 
 class Outcome:
-    """What a review says in total, and the newest part of it."""
+    """The totals of a review, and its newest verdicts."""
 
     def __init__(self, verdicts: Iterable[Verdict], report: Report | None = None, expected: int = 0) -> None:
         self.staying = self.going = self.frees_bytes = 0
@@ -149,7 +149,7 @@ class Outcome:
 
 
 class Spool:
-    """Documents in a file: put in with the newest of each job first, taken out with the oldest first."""
+    """Documents in a temporary file: written with the newest of each job first, read with the oldest first."""
 
     def __init__(self) -> None:
         self._file = TemporaryFile()  # noqa: SIM115 - closed by __exit__
@@ -205,7 +205,7 @@ _COLUMNS: tuple[Column[Verdict], ...] = (
 
 
 def _print_plan(outcome: Outcome, job: str | None) -> None:
-    """Deleted and kept ones in one history, newest last; of a long one, the newest part."""
+    """Print deleted and kept checkpoints in one history, newest last; of a long history, the newest part."""
     if older := outcome.staying + outcome.going - len(outcome.newest):
         click.echo(style(f"… {count_of(older, 'older checkpoint')} (--json shows all)", "dim"))
     print_table([column for column in _COLUMNS if job is None or column.title != "JOB"], outcome.newest)

@@ -1,4 +1,4 @@
-"""`kedge copy`: a job under another name, or what one store holds in another."""
+"""`kedge copy`: copies a job to a new name, or checkpoints to another store."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Transfer(NamedTuple):
 
 
 def transfer_options(function: Callable[..., None]) -> Callable[..., None]:
-    """What may be said about a copy between stores; the command makes a Transfer of it."""
+    """The options of a copy between stores; the command makes a Transfer of them."""
     for option in (
         click.option(
             "--target-key", type=GIVEN, metavar="KEY", help="The target's key; none for a plain one.  [default: --key]"

@@ -1,4 +1,4 @@
-"""`kedge gc`: the space of deleted checkpoints."""
+"""`kedge gc`: frees the space of deleted checkpoints."""
 
 from __future__ import annotations
 

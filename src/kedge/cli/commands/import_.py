@@ -1,4 +1,4 @@
-"""`kedge import`: checkpoints of older systems: looked at first, then imported, then reported."""
+"""`kedge import`: imports checkpoints of older systems, and reports what was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kedge key`: a new key, and the keys of a store."""
+"""`kedge key`: creates a key, and shows the keys of a store."""
 
 from __future__ import annotations
 

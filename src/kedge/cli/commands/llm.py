@@ -1,4 +1,4 @@
-"""`kedge llm`: cached answers of LLM calls, and what calls cost."""
+"""`kedge llm`: cached LLM responses, and what calls cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kedge migrate`: the tables of a store in this version's format."""
+"""`kedge migrate`: creates or upgrades the tables of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kedge queue`: what queues hold, and what was given up."""
+"""`kedge queue`: the runs in queues, workers, limits, and dead runs."""
 
 from __future__ import annotations
 

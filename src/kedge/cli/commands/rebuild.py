@@ -1,4 +1,4 @@
-"""`kedge rebuild`: an index from what the packs know."""
+"""`kedge rebuild`: a new index from the packs."""
 
 from __future__ import annotations
 

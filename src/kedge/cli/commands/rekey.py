@@ -51,7 +51,7 @@ def rekey_command(session: Session, new_key: str | None, rewrite: bool) -> None:
 
 
 def _open(session: Session, new_key: str | None) -> CheckpointManager:
-    """The store, under its old key, or under the new one where a command that was killed had come so far."""
+    """Open the store with its old key, or with the new one if a killed command had already changed it."""
     try:
         return session.open()
     except Validation as refused:

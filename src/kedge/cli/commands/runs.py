@@ -41,7 +41,7 @@ _LOOKS = {
 
 
 def _wait(wait: Mapping[str, str]) -> str:
-    """For what a run waits; of an approval that was decided meanwhile, by whom, and that the run can go on."""
+    """What a run waits for; for an approval that was decided, by whom, and that the run can continue."""
     if "decision" in wait:
         why = f" ({wait['comment']})" if wait.get("comment") else ""
         follows = "the run can go on" if wait["decision"] == "approved" else "final"

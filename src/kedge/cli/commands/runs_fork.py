@@ -1,4 +1,4 @@
-"""`kedge runs fork` and `kedge runs diff`: a run again from some step, and what came of it."""
+"""`kedge runs fork` and `kedge runs diff`: repeat a run from some step, and compare the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kedge runs watch`: a run as it goes on, in whatever process that is."""
+"""`kedge runs watch`: a live view of a run, in whatever process it runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def watch_command(ctx: click.Context, session: Session, run: str, wait: bool) ->
 
 
 def _line(record: Checkpoint) -> str:
-    """What one record tells; "" for what is of no interest to people."""
+    """A record in one line; "" for one that people need not see."""
     from kedge.pipeline.progress import duration
 
     about: Any = record.metadata

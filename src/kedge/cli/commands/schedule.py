@@ -1,4 +1,4 @@
-"""`kedge schedule`: runs that are submitted to a queue by the clock."""
+"""`kedge schedule`: runs that are submitted to a queue on a schedule."""
 
 from __future__ import annotations
 

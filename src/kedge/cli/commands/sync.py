@@ -1,4 +1,4 @@
-"""`kedge sync`: a second store that follows a first."""
+"""`kedge sync`: brings a second store up to date with the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kedge token`: who may use the service."""
+"""`kedge token`: access tokens of the service."""
 
 from __future__ import annotations
 

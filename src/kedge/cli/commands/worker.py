@@ -1,4 +1,4 @@
-"""`kedge worker`: carries out what was submitted to queues."""
+"""`kedge worker`: executes the runs in queues."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def worker_command(
 
 
 def _say_if_new(manager: CheckpointManager, queue: str, *, waits: bool) -> None:
-    """A worker may be started before anything is submitted, or its queue be misspelt."""
+    """Warn about a queue that has no runs yet: its name may be misspelt."""
     from kedge.errors import NotFound
     from kedge.pipeline.entries import check_queue
     from kedge.pipeline.progress import write_line

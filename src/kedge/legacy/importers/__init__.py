@@ -3,9 +3,9 @@
     from kedge.legacy.importers import bring, look
 
     plan = look("old/checkpoints")                   nothing is changed
-    report = bring("old/checkpoints", store)         again: nothing new; interrupted: goes on
+    report = bring("old/checkpoints", store)         again: nothing new; interrupted: continues
 
-The source is only read. What it holds is recognised by its content. IDs, times and relations stay; a run goes on with
+The source is only read. What it holds is recognised by its content. IDs, times and relations stay; a run continues with
 `kedge.run` under its old key.
 """
 

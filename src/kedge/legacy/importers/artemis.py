@@ -204,7 +204,7 @@ def _from_state(document: Document, run: OldRun) -> Drafts:
 
 
 def _stage_list(entries: list[Document], source: str, options: Options) -> Drafts:
-    """The array of stage attempts of cards: what was only started is nothing to go on from."""
+    """The array of stage attempts of cards. A stage that was only started is not imported."""
     cards: dict[str, list[Document]] = {}
     for entry in entries:
         cards.setdefault(run_key(entry["card_id"], options.job_prefix), []).append(entry)

@@ -1,4 +1,4 @@
-"""What all importers share: the checkpoint to be made, what is to be told about it, names, times, and bounded JSON.
+"""What all importers share: drafts of checkpoints, findings, names, times, and bounded JSON.
 
 An importer is a generator of drafts and findings. Planning consumes it and counts; importing consumes it and writes.
 """

@@ -1,4 +1,4 @@
-"""The way back: checkpoints as the files that the jobs system and artemis wrote, so that these can go on with them."""
+"""Export: checkpoints as the files that the jobs system and artemis write, so that these can continue with them."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _continued_index(old: Document, stages: list[Document], status: str | None) 
 
 
 _Continued = Callable[[Document, list[Document], str | None], object]
-_LAYOUTS: dict[str, tuple[str, _Continued]] = {  # the kind of a document → its file, and how it goes on
+_LAYOUTS: dict[str, tuple[str, _Continued]] = {  # the kind of a document → its file, and how it continues
     "state": ("{card}_state.json", _continued_state),
     "stages": ("{card}_checkpoints.json", _continued_attempts),
     "results": ("{id}.json", _continued_results),

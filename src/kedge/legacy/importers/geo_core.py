@@ -2,7 +2,7 @@
 
 The registry decides about status. Nothing it says becomes a path: a checkpoint's files are those in the folder of its
 ID, and the old checksum is made of just these. Checkpoints of processors, form (e), become those of a
-CheckpointableProcess, which goes on from them.
+CheckpointableProcess, which continues from them.
 """
 
 from __future__ import annotations

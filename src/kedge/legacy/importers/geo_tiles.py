@@ -1,7 +1,8 @@
 """geo (c): pickles of tile processors and of analyses.
 
-A tile job goes on with `run.map(process, tiles, name="tiles", key=tile_id)`. The old system kept no results: None
-stands for them. An analysis goes on from its newest checkpoint: `CheckpointableProcess(process_id="<exp>_<method>")`.
+A tile job continues with `run.map(process, tiles, name="tiles", key=tile_id)`. The old system kept no results: None
+stands for them. An analysis continues from its newest checkpoint, with
+`CheckpointableProcess(process_id="<exp>_<method>")`.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _job_state(document: Document, source: str, options: Options, is_cut: bool) 
 
 
 def _execution(document: Document, source: str, options: Options, cut: Fragment | None) -> Drafts:
-    """An execution that `kedge.workflow` goes on with, approvals included."""
+    """An execution that `kedge.workflow` continues with, approvals included."""
     old_id = str(document["execution_id"])
     job = name_of(old_id.removeprefix(EXECUTION_PREFIX), most=_MOST, prefix=EXECUTION_PREFIX + options.job_prefix)
     state = _text_in(document.get("state"), ExecutionState, "running" if cut is None else "paused")

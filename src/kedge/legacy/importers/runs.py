@@ -1,4 +1,4 @@
-"""Old runs as runs of Kedge: `kedge.run` under the same key goes on after what is imported here.
+"""Old runs as runs of Kedge: `kedge.run` under the same key continues after what is imported here.
 
 An older system recorded which stages were done, not what they were given. So an imported result stands for its step
 whatever the inputs, as long as the step declares no version (`pipeline.keys.imported_tag`).

@@ -1,7 +1,7 @@
-"""Drafts into a store: many in one transaction, each at most once, with their IDs, times and parents.
+"""Saves drafts in a store: many in one transaction, each at most once, with their IDs, times and parents.
 
-A draft's key is its idempotency key, so that importing again adds nothing and an interrupted import goes on. A job that
-was continued in the store since it was imported is left alone: its newest checkpoint must stay the newest.
+A draft's key is its idempotency key: importing again adds nothing, and an interrupted import continues. A job that was
+continued in the store since it was imported is left alone: its newest checkpoint must stay the newest.
 """
 
 from __future__ import annotations
