@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from kedge.codec import BufferSummary, TypeSummary
 from kedge.codec.json_view import to_json_view
-from kedge.codec.summaries import TORCH_DTYPES
+from kedge.codec.summaries import NUMPY_DTYPES, TORCH_DTYPES
 from kedge.diff.outline import StoredState, children, open_state, with_content
 from kedge.errors import Corrupted, UnsupportedType, Validation, storage_errors
 from kedge.manager import CheckpointManager
@@ -32,15 +32,12 @@ _NAMES = {
     "float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0", "complex64": "C64",
 }  # fmt: skip
 _DTYPES = {text: name for name, text in _NAMES.items()}
-_NUMPY = {
-    "|b1": "bool", "|u1": "uint8", "|i1": "int8", "<u2": "uint16", "<i2": "int16", "<u4": "uint32", "<i4": "int32",
-    "<u8": "uint64", "<i8": "int64", "<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64",
-}  # fmt: skip
+_FROM_NUMPY = {text: name for name, text in NUMPY_DTYPES.items()} | {"<q": "int64", "<Q": "uint64"}
 _AS_DIRECTORY = "export it to a directory: kedge export ID DIR"
 
 
 def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -> int:
-    """Write the tensors and arrays of a checkpoint, each verified, one in memory at a time; answers their number."""
+    """Write the tensors and arrays of a checkpoint, each verified, one in memory at a time; return their number."""
     state = open_state(manager.store, checkpoint_id)
     tensors: dict[str, tuple[str, tuple[int, ...], Any]] = {}
     places: dict[int, str] = {}
@@ -55,14 +52,25 @@ def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -
     for name, (dtype, shape, _) in tensors.items():
         begin, end = end, end + TORCH_DTYPES[dtype] * math.prod(shape)
         header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > _MOST_HEADER_BYTES:
+    head = packed_header(header)
+    if len(head) > _MOST_HEADER_BYTES:
         raise Validation("its names and values do not fit into the header of a safetensors file", hint=_AS_DIRECTORY)
-    file.write(len(text).to_bytes(8, "little") + text)
+    file.write(head)
     for name, (dtype, _, summary) in tensors.items():
         file.write(_bytes(state, summary, name, TORCH_DTYPES[dtype]))
     return len(tensors)
+
+
+def dtype_name(dtype: str) -> str | None:
+    """The name in safetensors files of a dtype of numpy, torch or jax; None if they lack it."""
+    return _NAMES.get(_FROM_NUMPY.get(dtype, dtype))
+
+
+def packed_header(header: Mapping[str, object]) -> bytes:
+    """The header with its length, padded so that the tensors begin at a multiple of 8."""
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -143,7 +151,7 @@ def _form(name: str, summary: BufferSummary | TypeSummary) -> tuple[str, tuple[i
     if isinstance(summary, TypeSummary):
         dtype, shape = str(summary.fields["dtype"]), summary.fields["shape"]
     else:
-        dtype, shape = _NUMPY.get(summary.dtype, summary.dtype), summary.shape
+        dtype, shape = _FROM_NUMPY.get(summary.dtype, summary.dtype), summary.shape
     if dtype not in _NAMES:
         raise UnsupportedType(f"{name} has the dtype {dtype}, which safetensors lacks", hint=_AS_DIRECTORY, path=name)
     assert isinstance(shape, tuple)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zipfile
 from collections.abc import Iterator, Sequence
 
 from kedge.codec import BufferSummary
 from kedge.diff.npy import npy_header
-from kedge.diff.outline import ArraySummary, StoredState, children, inside
+from kedge.diff.outline import StoredState, children, inside
 from kedge.errors import NotFound, Validation
+from kedge.integrations.safetensors import dtype_name, packed_header
 from kedge.ports import Buffer
 
-_SAFETENSORS = {
-    "bool": "BOOL", "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
-    "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-}  # fmt: skip
-_NUMPY = {
-    "b1": "bool", "i1": "int8", "u1": "uint8", "i2": "int16", "u2": "uint16", "i4": "int32", "u4": "uint32",
-    "i8": "int64", "u8": "uint64", "f2": "float16", "f4": "float32", "f8": "float64",
-}  # fmt: skip
 _ARRAYS = ("ndarray", "tensor", "jax array")
 
 
@@ -88,7 +80,7 @@ def safetensors(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]])
     head: dict[str, object] = {}
     offset = 0
     for name, summary in arrays:
-        dtype = _dtype_of(summary)
+        dtype = dtype_name(summary.dtype)
         if dtype is None or (summary.order == "F" and len(summary.shape) > 1 and math.prod(summary.shape) > 1):
             raise Validation(
                 f"{name} is a {summary.dtype} {summary.kind}, which .safetensors cannot hold",
@@ -97,21 +89,11 @@ def safetensors(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]])
         end = offset + summary.size_bytes
         head[name] = {"dtype": dtype, "shape": list(summary.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
+    first = packed_header(head)
 
     def pieces() -> Iterator[Buffer]:
-        yield len(text).to_bytes(8, "little") + text
+        yield first
         for _, summary in arrays:
             yield from state.pieces_of(summary)
 
-    return pieces(), 8 + len(text) + offset
-
-
-def _dtype_of(summary: BufferSummary) -> str | None:
-    if not isinstance(summary, ArraySummary):
-        return _SAFETENSORS.get(summary.dtype)
-    stored = summary.stored_dtype
-    if not isinstance(stored, str) or stored[:1] == ">":
-        return None
-    return _SAFETENSORS.get(_NUMPY.get(stored[1:].replace("q", "i8").replace("Q", "u8"), ""))
+    return pieces(), len(first) + offset

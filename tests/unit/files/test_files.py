@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ormsgpack
 import pytest
@@ -916,7 +917,7 @@ def test_progress_counts_bytes(cm: Manager, source: Path, tmp_path: Path) -> Non
 # --- looking at trees, comparing them ---
 
 
-def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_found_without_reading(cm: Manager, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(12)
     for name in ("same", "changed", "touched", "mode", "gone"):
         (source / name).write_bytes(draw.randbytes(1000))
@@ -940,7 +941,7 @@ def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeyp
     (source / "link").symlink_to("b")
     new = save(cm, kedge.Tree(source))
 
-    found = {change.path: (change.what, change.fields) for change in diff_trees(old, new, exact=True)}
+    found = {change.path: (change.what, change.fields) for change in diff_trees(old, new)}
     assert found == {
         "changed": ("changed", ("content", "mtime")),
         "gone": ("removed", ()),
@@ -952,10 +953,16 @@ def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeyp
         "touched": ("changed", ("mtime",)),
     }
     _ = old.entries, new.entries
-    monkeypatch.setattr(cm.store.reader, "read", None)
-    quick = {change.path: change.fields for change in diff_trees(old, new)}
-    assert quick.pop("touched") == ("content", "mtime")  # cannot be told apart without reading
-    assert quick == {path: fields for path, (_, fields) in found.items() if path != "touched"}
+    sizes: list[int] = []
+    read = cm.store.reader.read
+
+    def counting(wanted: Any, *, of: str) -> None:
+        sizes.extend(entry.size_bytes for entry, _ in wanted)
+        read(wanted, of=of)
+
+    monkeypatch.setattr(cm.store.reader, "read", counting)
+    assert len(diff_trees(old, new)) == len(found)
+    assert sum(sizes) < 1 << 20  # the bundles of small files
     with pytest.raises(kedge.Validation):
         diff_trees(old, kedge.Tree(source))
 

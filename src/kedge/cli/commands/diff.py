@@ -86,7 +86,7 @@ def _changed_files(
     if not all(isinstance(side, FilesSummary) and side.kind == "Tree" for side in sides):
         return []
     old, new = (open_state(manager.store, side.id).files_at(change.path) for side in (before, after))
-    return diff_trees(old, new, exact=True)
+    return diff_trees(old, new)
 
 
 def _file_json(change: TreeChange) -> dict[str, object]:

@@ -279,10 +279,10 @@ def placeholders(value: object, path: str = "") -> Iterator[str]:
             yield from placeholders(item, f"{path}[{number}]")
 
 
-def small_json(value: object, most_bytes: int = 32 << 10) -> object:
+def small_json(value: object) -> object:
     """The value where it fits into metadata as it is, else None."""
     try:
-        fits = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode()) <= most_bytes
+        fits = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode()) <= 32 << 10
     except (TypeError, ValueError, RecursionError):
         return None
     return value if fits else None
