@@ -20,11 +20,11 @@ class TreeChange(NamedTuple):
     new: FileEntry | None
 
 
-def diff_trees(old: Tree | File, new: Tree | File, *, exact: bool = False) -> list[TreeChange]:
+def diff_trees(old: Tree | File, new: Tree | File) -> list[TreeChange]:
     """Return the changed entries by path; both trees must be loaded.
 
-    Large files are compared by their chunks, which is exact. A small file shares its chunk with others: if one of them
-    changed and its own time, too, it counts as changed, unless `exact` reads it.
+    Large files are compared by their chunks. A small file shares its chunk with others: if one of them changed and its
+    own time, too, it is read.
     """
     before, after = old.stored, new.stored
     if before.is_tree != after.is_tree:
@@ -42,7 +42,7 @@ def diff_trees(old: Tree | File, new: Tree | File, *, exact: bool = False) -> li
             fields = _changed_fields(entry_a, entry_b)
             if entry_a.kind == entry_b.kind and entry_a.kind in ("file", "hard link"):
                 row_a, row_b = before.table.links.get(a, a), after.table.links.get(b, b)
-                if not _is_same_content(before, row_a, after, row_b, exact=exact):
+                if not _is_same_content(before, row_a, after, row_b):
                     fields = ("content", *fields)
             if not fields:
                 continue
@@ -62,7 +62,7 @@ def _changed_fields(a: FileEntry, b: FileEntry) -> tuple[str, ...]:
     return tuple(name for name, (x, y) in pairs.items() if x != y)
 
 
-def _is_same_content(a: StoredFiles, row_a: int, b: StoredFiles, row_b: int, *, exact: bool) -> bool:
+def _is_same_content(a: StoredFiles, row_a: int, b: StoredFiles, row_b: int) -> bool:
     if a.table.size[row_a] != b.table.size[row_b]:
         return False
     if _references(a, row_a) == _references(b, row_b):
@@ -71,7 +71,7 @@ def _is_same_content(a: StoredFiles, row_a: int, b: StoredFiles, row_b: int, *, 
         return False
     if a.table.mtime_ns[row_a] == b.table.mtime_ns[row_b]:
         return True
-    return exact and b"".join(a.pieces(row_a)) == b"".join(b.pieces(row_b))
+    return b"".join(a.pieces(row_a)) == b"".join(b.pieces(row_b))
 
 
 def _references(files: StoredFiles, row: int) -> list[tuple[bytes, int, int]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Report = Callable[[int, int], None]  # (done, total)
 
 _REST_WIDTH = 60  # a small bar, per cent, "1,000,000 of 1,000,000", a rate, a time
+_LOOK_EVERY_S = 0.2
 _QUIET_S = 0.3  # work that is done by then shows nothing, and does not pay for importing rich
 
 
@@ -89,7 +90,7 @@ def _make() -> Progress:
 
 
 @contextmanager
-def watched(report: Report | None, look: Callable[[], tuple[int, int]], every_s: float = 0.2) -> Iterator[None]:
+def watched(report: Report | None, look: Callable[[], tuple[int, int]]) -> Iterator[None]:
     """Call `look()` for (done, total) from a thread while the block runs: for work without a callback."""
     if report is None:
         yield
@@ -97,7 +98,7 @@ def watched(report: Report | None, look: Callable[[], tuple[int, int]], every_s:
     stop = threading.Event()
 
     def ask() -> None:
-        while not stop.wait(every_s):
+        while not stop.wait(_LOOK_EVERY_S):
             report(*look())
 
     thread = threading.Thread(target=ask, name="kedge-progress", daemon=True)

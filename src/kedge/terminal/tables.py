@@ -112,16 +112,16 @@ def _broken(
             yield "  " + rest
 
 
-def print_facts(facts: Iterable[tuple[str, str]], *, look: str = "dim") -> None:
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print `label  value` lines with aligned and wrapped values; empty values are omitted."""
-    for line in facts_layout([(label, safe(value)) for label, value in facts if value], terminal_width(), look):
+    for line in facts_layout([(label, safe(value)) for label, value in facts if value], terminal_width()):
         click.echo(line)
 
 
-def facts_layout(facts: Sequence[tuple[str, str]], width: int | None, look: str = "dim") -> Iterator[str]:
+def facts_layout(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
     indent = max((width_of(label) for label, _ in facts), default=0) + _GAP
     for label, value in facts:
         lines = list(pieces(value, width - indent)) if width else [value]
-        yield style(pad(label, indent), look) + lines[0]
+        yield style(pad(label, indent), "dim") + lines[0]
         for line in lines[1:]:
             yield " " * indent + line
