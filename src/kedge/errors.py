@@ -155,8 +155,10 @@ class WorkerDied(CheckpointError, code="worker_died"):
 
 
 class CriuFailed(CheckpointError, code="criu_failed"):
-    """CRIU or the container runtime refused to dump or restore. `attempt` names the logs that were kept; `is_verdict`:
-    CRIU itself gave up, and was not killed, or missing, or never asked."""
+    """CRIU or the container runtime refused to dump or restore.
+
+    `attempt` names the logs that were saved. `is_verdict`: CRIU itself gave up; it was not killed, missing or not called.
+    """
 
     def __init__(self, message: str, *, hint: str = "", attempt: str = "", is_verdict: bool = False) -> None:
         super().__init__(message, hint=hint)
@@ -169,9 +171,9 @@ class GpuFailed(CheckpointError, code="gpu_failed"):
 
 
 class Corrupted(CheckpointError, ValueError, code="corrupted", http=400, exit=6):
-    """Stored bytes do not match their digest or cannot be what they claim to be (I2); `chunk` is the digest of which.
+    """Stored bytes do not match their digest or cannot be what they claim to be (I2); `chunk` is that chunk's digest.
 
-    Only ever about bytes that were read, or that the place itself says it does not have.
+    Raised only for bytes that were read, or that the storage itself reports as missing.
     """
 
     def __init__(self, message: str, *, hint: str = "", chunk: bytes = b"") -> None:
@@ -208,7 +210,7 @@ class UnsupportedFormat(StorageError, code="unsupported_format", exit=8):
 
 
 def could_not_look(subject: str, cause: Exception) -> StorageError:
-    """The typed error for a check that could not read `subject`: whether it is sound stays unknown."""
+    """Return the typed error for a check that could not read `subject`: whether it is sound stays unknown."""
     kind = type(cause) if isinstance(cause, StorageError) else StorageError
     reason = cause.message if isinstance(cause, CheckpointError) else str(cause) or type(cause).__name__
     hint = (cause.hint if isinstance(cause, CheckpointError) else "") or "run it again when that can be read"
@@ -216,7 +218,7 @@ def could_not_look(subject: str, cause: Exception) -> StorageError:
 
 
 def storage_error(action: str, where: str, cause: OSError) -> StorageError:
-    """The typed error for an operating-system error met while doing `action` on `where`."""
+    """Return the typed error for an operating-system error during `action` on `where`."""
     reason = os.strerror(cause.errno) if cause.errno else str(cause)
     message = f"cannot {action} {where}: {reason}"
     if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -232,7 +234,7 @@ def storage_error(action: str, where: str, cause: OSError) -> StorageError:
 
 @contextmanager
 def storage_errors(action: str, where: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the operating system leave as ours (`storage_error`); ours pass unchanged."""
+    """Convert errors of the operating system to ours (`storage_error`); ours pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -242,7 +244,7 @@ def storage_errors(action: str, where: str | os.PathLike[str]) -> Iterator[None]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The hint for a name that is not known, if one that is known is near enough to be meant; else ""."""
+    """Return a hint with the known name most similar to `word`; "" if none is similar."""
     from difflib import get_close_matches  # not for every start
 
     near = get_close_matches(word, list(known), n=1, cutoff=0.66)
@@ -250,12 +252,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def install_hint(extra: str) -> str:
-    """How to get what an optional feature needs. There is no release yet, so nothing is installed by name."""
+    """Return how to install an optional feature. There is no release yet, so nothing is installed by name."""
     return f"install Kedge from its clone with this extra: pip install '.[{extra}]'"
 
 
 def missing_extra(feature: str, extra: str, cause: ModuleNotFoundError) -> ModuleNotFoundError:
-    """What an import says that needs an extra. Other modules that are missing are no matter of extras."""
+    """Return the error of an import that needs an extra. Other missing modules have nothing to do with extras."""
     if cause.name is None or cause.name.startswith("kedge"):
         return cause
     return ModuleNotFoundError(f"{feature} needs {cause.name}. {install_hint(extra)}", name=cause.name)

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opening the store of a URL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMS = (
     '"postgresql://…[?blobs=s3://bucket/prefix]"'
 )
 _IN_DATABASE_BYTES = 1 << 20
-_OBJECT_STORES = {  # and what they want to know
+_OBJECT_STORES = {  # with the settings they need
     "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for other servers",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another credential",
@@ -36,23 +36,23 @@ _OBJECT_STORES = {  # and what they want to know
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What a store is to be opened with: the master key, and whether names are to be hidden (None: as it is)."""
+    """How a store is to be opened: the master key, and whether names are to be hidden (None: unchanged)."""
 
     master: MasterKey
     encrypt_names: bool | None = None
 
 
 def find_lock(key: bytes | str | None, encrypt_names: bool | None) -> Lock | None:
-    """From what the user gave, or the environment; None for a plain store, which pays nothing for encryption.
+    """Return the lock from the user's arguments or the environment; None for a plain store, which costs nothing.
 
-    The key "none" asks for a plain one, whatever the environment says.
+    The key "none" requests a plain one, whatever the environment says.
     """
     if encrypt_names is not None and not isinstance(encrypt_names, bool):
         raise Validation(f"encrypt_names={encrypt_names!r}", hint="use True or False")
     if isinstance(key, str) and key == "none":
         return None
     for name in ("KEDGE_KEY", "KEDGE_KEY_FILE") if key is None else ():
-        if os.environ.get(name, "set").strip() == "":  # else what was meant to be encrypted would not be
+        if os.environ.get(name, "set").strip() == "":  # otherwise data would silently not be encrypted
             raise Validation(f"${name} is empty", hint="set it to a key, or unset it; KEDGE_KEY=none: no encryption")
     if key is None and not os.environ.get("KEDGE_KEY") and not os.environ.get("KEDGE_KEY_FILE"):
         if encrypt_names:
@@ -65,7 +65,7 @@ def find_lock(key: bytes | str | None, encrypt_names: bool | None) -> Lock | Non
 
 
 def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = None, actor: str = "") -> LocalStore:
-    """The store behind a URL: behind its keys with a `lock`, plain without. Neither is taken for the other (I10).
+    """Open the store of a URL: encrypted with a `lock`, plain without. Neither is taken for the other (I10).
 
     What an adapter or encryption needs is imported only when it is used.
     """
@@ -96,7 +96,7 @@ def _needs_key(index: Index) -> Validation:
 
 
 def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
-    """The same store behind its keys. A namespace that has none yet, in a store without plain data, gets them."""
+    """Return the store behind its keys. A namespace without keys gets them, unless the store has plain data."""
     from .crypto import Vault, key_id_of, new_keyring, seal_keyring
     from .index.encrypted import EncryptedIndex
 
@@ -124,7 +124,7 @@ def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
 
 
 def find_keys(store: LocalStore, lock: Lock) -> Keyrings:
-    """To rebuild an index: the keys it has, unless nothing was saved under them, as in one that was just made."""
+    """Return the index's keys for a rebuild, unless nothing was saved under them, as in a new index."""
     from .crypto import Keyrings
 
     keys = Keyrings(lock.master)
@@ -134,7 +134,7 @@ def find_keys(store: LocalStore, lock: Lock) -> Keyrings:
 
 
 def open_found(url: str, namespace: str, lock: Lock | None, keys: Keyrings | None, *, actor: str) -> LocalStore:
-    """A namespace of a store that is rebuilt, under the keys that were found in packs if it has no others in use."""
+    """Open a namespace for a rebuild, under keys from its packs unless it uses others."""
     if lock is None or keys is None:
         return open_store(url, namespace, create=False)
     from .crypto import key_id_of
@@ -149,7 +149,7 @@ def open_found(url: str, namespace: str, lock: Lock | None, keys: Keyrings | Non
 
 
 def keep_keyring(url: str, store: LocalStore) -> None:
-    """Where a store is a directory: a copy of the keyring beside the index, without which a lost index is lost data."""
+    """Copy the keyring beside the index of a store in a directory: without it, a lost index is lost data."""
     index, path = store.at_rest().index, directory_of(url)
     if path is None:
         return
@@ -157,7 +157,7 @@ def keep_keyring(url: str, store: LocalStore) -> None:
     from .store.directory import keep_copy, keep_keyring
 
     copied = None
-    # Until nobody has changed it while it was copied: a copy that comes late would hide the current key (I10).
+    # Repeat until nobody changed it during the copy: a late copy would hide the current key (I10).
     while (keyring := index.keyring()) is not None and keyring != copied:
         if url.startswith("files:"):
             keep_copy(path / INSIDE, index.namespace, keyring)
@@ -167,7 +167,7 @@ def keep_keyring(url: str, store: LocalStore) -> None:
 
 
 def reachable(url: str) -> str:
-    """The URL of a store that was opened here, as another process understands it, wherever that stands."""
+    """Return the URL of an open store in a form that other processes understand in any directory."""
     scheme, colon, path = url.partition(":")
     if "://" in url or url == "memory:":
         return url
@@ -179,7 +179,7 @@ def reachable(url: str) -> str:
 
 
 def directory_of(url: str) -> Path | None:
-    """The directory that a store is in, or is kept in; None where it is behind a server or in memory only."""
+    """Return the directory of a store, or of its copy; None if it is behind a server or only in memory."""
     if url == "memory:" or "://" in url:
         return None
     from .store.directory import absolute
@@ -189,10 +189,10 @@ def directory_of(url: str) -> Path | None:
 
 
 def share_with(url: str, group: str) -> None:
-    """Make the directory of a new store one that the users of a group share. Safe to repeat after an interruption."""
+    """Share the directory of a new store with a group. Safe to repeat after an interruption."""
     path = directory_of(url)
     if path is None:
-        raise Validation(f"{url} is no directory", hint="whoever may use the server decides who shares its stores")
+        raise Validation(f"{url} is not a directory", hint="whoever may use the server decides who shares its stores")
     try:
         with storage_errors("share", path):
             if path.exists() and any(path.iterdir()) and not group_files.is_shared_with(path, group):
@@ -204,7 +204,7 @@ def share_with(url: str, group: str) -> None:
 
 
 def _kept_at(url: str) -> str | None:
-    """The URL of the directory that a store in memory is kept in."""
+    """Return the URL of the directory for a store in memory."""
     path = url.removeprefix("memory:")
     return f"file:{path}" if path and path != url else None
 
@@ -242,7 +242,7 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
 
 
 def _open_postgresql(url: str, namespace: str, *, create: bool) -> LocalStore:
-    """The index in PostgreSQL; the bytes there too, or where `blobs=` says."""
+    """Open a store with its index in PostgreSQL, and its bytes there, too, or where `blobs=` says."""
     server = open_server(url)
     from .index.postgres.index import PostgresIndex
 
@@ -258,13 +258,13 @@ def _open_postgresql(url: str, namespace: str, *, create: bool) -> LocalStore:
     except BaseException:
         index.close()
         raise
-    # Where the bytes are rows too, rows of the index are as good, and need no sync of their own.
+    # If the bytes are rows, too, index rows are as good, and need no separate sync.
     inline_bytes = _IN_DATABASE_BYTES if where is None else INLINE_BYTES
     return LocalStore(index, blobs, inline_bytes=inline_bytes, has_backlog=where is not None)
 
 
 def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:
-    """The same path is another directory on another machine: what a save put there would be lost to all others."""
+    """Refuse another machine's directory with the same path: what is saved there would be lost to all others."""
     if next(iter(blobs.packs()), None) is None and (used := index.packs()):
         blobs.close()
         raise NotAStore(
@@ -274,7 +274,7 @@ def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:
 
 
 def _own(blobs: Blobs, index: Index) -> Blobs:
-    """The packs of an object store, which must be those of this index and of no other."""
+    """Claim the packs of an object store, which must belong to this index."""
     from .blobs.objects import ObjectBlobs
     from .blobs.retries import RetryingBlobs
 
@@ -284,7 +284,7 @@ def _own(blobs: Blobs, index: Index) -> Blobs:
 
 
 def take_over(url: str) -> None:
-    """Before an index is rebuilt from an object store: the packs there are those of the database given from now on."""
+    """Claim an object store's packs for the given database, before its index is rebuilt from them."""
     where = blobs_of(url) if is_postgresql(url) else None
     if where is None or where.startswith("file:"):
         return
@@ -303,21 +303,21 @@ def take_over(url: str) -> None:
 
 
 def blobs_of(url: str) -> str | None:
-    """Where the bytes of a store in PostgreSQL are, if not there too."""
+    """Return where the bytes of a store in PostgreSQL are, if not in the database."""
     written = dict(_split_options(url)[1]).get("blobs")
     return None if written is None else unquote(written.partition("=")[2])
 
 
 def blobs_directory(where: str) -> Path:
-    """The directory of `blobs=file:/…`. Absolute: whoever opens the store elsewhere means the same one."""
+    """Return the directory of `blobs=file:/…`. It is absolute, so that it is the same for all users of the store."""
     path = Path(where.removeprefix("file:"))
     if not path.is_absolute() or "\0" in where:
-        raise Validation(f"blobs={where} is no absolute path", hint="use blobs=file:/path/to/a/directory")
+        raise Validation(f"blobs={where} is not an absolute path", hint="use blobs=file:/path/to/a/directory")
     return path
 
 
 def migrate(url: str) -> tuple[int, int]:
-    """Make or upgrade the store behind a URL; answers its format before (0: there was none) and now."""
+    """Create or upgrade the store of a URL; return its format before (0: there was none) and now."""
     if is_postgresql(url):
         server = open_server(url)
         try:
@@ -338,7 +338,7 @@ def is_postgresql(url: str) -> bool:
 
 
 def open_server(url: str) -> Server:
-    """The database of a store; nothing is asked of it yet."""
+    """Return the database of a store, without a connection yet."""
     place, options = _split_options(url)
     options = [(name, text) for name, text in options if name != "blobs"]
     from difflib import get_close_matches  # not for every start
@@ -352,10 +352,10 @@ def open_server(url: str) -> Server:
 
 
 def _split_options(url: str) -> tuple[str, list[tuple[str, str]]]:
-    """What stands before the options of a URL, and each option: its name, and how it is written.
+    """Return a URL without its options, and each option: its name and its text.
 
-    What is libpq's stays as it is written: `urllib` would lose the slashes of a URL without a host, and writes spaces
-    as +, which means + to libpq.
+    libpq's options keep their text: `urllib` would lose the slashes of a URL without a host, and writes spaces as +,
+    which means + to libpq.
     """
     place, _, query = url.partition("?")
     return place, [(unquote(text.partition("=")[0]), text) for text in query.split("&") if text]
@@ -387,7 +387,7 @@ def _open_blobs(server: Server, url: str | None) -> Blobs:
 
 @contextmanager
 def needing(module: str, *, extra: str) -> Iterator[None]:
-    """Imports that an extra brings."""
+    """Raise Validation if an import of this extra fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -401,5 +401,5 @@ def without_secrets(url: str) -> str:
 
 
 def default_url() -> str:
-    """Where the store is when nobody says."""
+    """Return the default store."""
     return os.environ.get("KEDGE_STORE") or ".kedge"

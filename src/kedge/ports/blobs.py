@@ -54,8 +54,7 @@ class Blobs(Protocol):
         """Fill `target`. Raises NotFound for a missing pack, Corrupted for a short one.
 
         Only the storage itself can report these. If it cannot be read, nothing is known about the pack: raises
-        StorageError. That is so while a directory, bucket or network is away, without permission, or without file
-        descriptors.
+        StorageError. It may be away (directory, bucket, network), or permission or file descriptors may be missing.
         """
         ...
 
