@@ -157,7 +157,7 @@ class WorkerDied(CheckpointError, code="worker_died"):
 class CriuFailed(CheckpointError, code="criu_failed"):
     """CRIU or the container runtime refused to dump or restore.
 
-    `attempt` names the logs that were saved. `is_verdict`: CRIU itself gave up; it was not killed, missing or not called.
+    `attempt` names the logs that were saved. `is_verdict`: CRIU itself gave up, and was neither killed nor missing.
     """
 
     def __init__(self, message: str, *, hint: str = "", attempt: str = "", is_verdict: bool = False) -> None:

@@ -111,8 +111,8 @@ def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
     if lock.encrypt_names is not None and lock.encrypt_names != vault.hides_names:
         is_so = "hidden" if vault.hides_names else "readable"
         raise Validation(
-            f"names in namespace {index.namespace} are {is_so}, which is decided when it is made",
-            hint="leave encrypt_names away, or use another namespace",
+            f"names in namespace {index.namespace} are {is_so}, which cannot be changed later",
+            hint="omit encrypt_names, or use another namespace",
         )
     return LocalStore(
         EncryptedIndex(index, vault),
@@ -192,7 +192,9 @@ def share_with(url: str, group: str) -> None:
     """Share the directory of a new store with a group. Safe to repeat after an interruption."""
     path = directory_of(url)
     if path is None:
-        raise Validation(f"{url} is not a directory", hint="whoever may use the server decides who shares its stores")
+        raise Validation(
+            f"{url} is not a directory", hint="the server's own users and rights decide who shares its stores"
+        )
     try:
         with storage_errors("share", path):
             if path.exists() and any(path.iterdir()) and not group_files.is_shared_with(path, group):
@@ -200,7 +202,7 @@ def share_with(url: str, group: str) -> None:
                 raise Conflict(f"{path} exists already", hint=hint)
             group_files.share_with(path, group)
     except LookupError as error:
-        raise Validation(f"there is no group {group!r}", hint="getent group shows those that there are") from error
+        raise Validation(f"there is no group {group!r}", hint="getent group lists the groups") from error
 
 
 def _kept_at(url: str) -> str | None:
@@ -269,7 +271,7 @@ def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:
         blobs.close()
         raise NotAStore(
             f"blobs={where} holds none of the {len(used):,} packs of this store",
-            hint="open it on the machine that has them, or put them back; for many machines use blobs=s3://bucket/prefix",
+            hint="open it on the machine that has them, or restore them; for many machines use blobs=s3://bucket/prefix",
         )
 
 
@@ -373,7 +375,7 @@ def _open_blobs(server: Server, url: str | None) -> Blobs:
     parts = urlsplit(url)
     if parts.scheme not in _OBJECT_STORES or not parts.netloc or parts.query:
         raise Validation(
-            f"blobs={url} is no place for the bytes of a store",
+            f"blobs={url} is not a valid place for the bytes of a store",
             hint="use s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:/directory",
         )
     with needing("obstore", extra="object"):

@@ -66,5 +66,5 @@ def _path(blobs: ObjectBlobs) -> str:
 def _refusal(blobs: ObjectBlobs, why: str) -> NotAStore:
     return NotAStore(
         f"the packs under {blobs.root or 'this bucket'} {why}",
-        hint="give this database a prefix of its own; if theirs is lost, kedge rebuild makes them this one's",
+        hint="give this database a prefix of its own; if the other database is lost, run kedge rebuild",
     )

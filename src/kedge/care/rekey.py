@@ -175,7 +175,7 @@ def _rewrite_one(
 def _present(index: EncryptedIndex) -> str:
     text = index.keyring()
     if text is None:
-        raise Corrupted("the keyring of this namespace is gone", hint="put the index back from a copy")
+        raise Corrupted("the keyring of this namespace is gone", hint="restore the index from a copy")
     return text
 
 
@@ -186,7 +186,7 @@ def _replace_keyring(
     text = seal_keyring(keyring, master, index.store_id)
     if not index.set_keyring(text, key_id_of(text), replacing=present, actor=actor, lease_token=lease.token):
         raise Conflict(
-            f"the keys of namespace {index.namespace} were changed by somebody else meanwhile",
+            f"the keys of namespace {index.namespace} were changed by another process",
             hint="nothing was lost: run it again",
         )
     return text

@@ -55,7 +55,7 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
     """Make a new journal for the store in `path`. An encrypted one needs its master key."""
     inside = path / INSIDE
     if not (inside / "packs").is_dir():
-        raise NotFound(f"there is no store of files at {path}", hint="check --store or $KEDGE_STORE")
+        raise NotFound(f"there is no files: store at {path}", hint="check --store or $KEDGE_STORE")
     journal = Journal(inside)
     with storage_errors("repair", path), translated(str(path)), journal.locked():
         for left in inside.glob("rebuilt-*"):  # left by a killed repair

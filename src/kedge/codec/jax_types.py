@@ -47,7 +47,7 @@ def _load_array(payload: bytes, ctx: DecodeContext) -> Any:
     array = jnp.asarray(host)
     if kind:
         if kind not in _KEYS:
-            raise ValueError(f"{kind!r} is no kind of random key")
+            raise ValueError(f"{kind!r} is not a kind of random key")
         return jax.random.wrap_key_data(array, impl=kind)
     return array
 

@@ -40,7 +40,7 @@ def is_envelope(data: Buffer) -> bool:
 def key_in(sealed: Buffer) -> bytes:
     """Return the ID of the data key that an envelope names. Raises Corrupted if it is not an envelope."""
     if not is_envelope(sealed):
-        raise Corrupted("it is not encrypted, and this namespace is", hint="run kedge check: somebody changed it")
+        raise Corrupted("it is not encrypted, but its namespace is", hint="run kedge check: somebody changed it")
     return bytes(sealed[1 : 1 + KEY_ID_BYTES])
 
 
@@ -131,7 +131,7 @@ class NameKey:
             return self.open(kind, base64.b64decode(token[1:] + padding, altchars=b"-_", validate=True)).decode()
         except (ValueError, binascii.Error):  # a UnicodeDecodeError is a ValueError
             raise Corrupted(
-                f"a {kind} is not encrypted as this namespace demands", hint="run kedge check: somebody changed it"
+                f"a {kind} is not encrypted, but its namespace is", hint="run kedge check: somebody changed it"
             ) from None
 
     def seal(self, kind: str, data: bytes) -> bytes:

@@ -129,7 +129,7 @@ def _parse(text: str) -> dict[str, object]:
 
 def _damaged(namespace: str, why: str) -> Corrupted:
     of = f" of namespace {namespace}" if namespace else ""
-    return Corrupted(f"the keyring{of} is damaged: {why}", hint="put the index back from a copy, or run kedge check")
+    return Corrupted(f"the keyring{of} is damaged: {why}", hint="restore the index from a copy, or run kedge check")
 
 
 def _wrapping(master: MasterKey, store_id: str, namespace: str) -> DataKey:

@@ -21,7 +21,7 @@ def parse_wrapped(wrapped: bytes) -> tuple[str, str, str, bytes]:
         if not all(isinstance(text, str) for text in (store_id, namespace, keyring)) or not isinstance(sealed, bytes):
             raise ValueError("fields of another type")
     except (ValueError, TypeError):
-        raise Corrupted("the record is not encrypted as this namespace demands", hint="run kedge check") from None
+        raise Corrupted("the record is not encrypted, but its namespace is", hint="run kedge check") from None
     return store_id, namespace, keyring, sealed
 
 
@@ -43,7 +43,7 @@ class Vault:
         """Read the keyring again. If its master key was changed, the known keys stay."""
         text = self._read()
         if text is None:
-            raise Corrupted("the keyring of this namespace is gone", hint="put the index back from a copy")
+            raise Corrupted("the keyring of this namespace is gone", hint="restore the index from a copy")
         try:
             keyring = open_keyring(text, self.master, self._store_id, self._namespace)
         except Validation:

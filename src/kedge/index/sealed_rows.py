@@ -113,7 +113,7 @@ class SealedRows:
                 raise ValueError("other fields")
             envelope = base64.b64decode(sealed, validate=True)
         except (ValueError, TypeError, AttributeError, binascii.Error):
-            raise _damaged(row.id, "it is not encrypted, and this namespace is") from None
+            raise _damaged(row.id, "it is not encrypted, but its namespace is") from None
         with _of(row.id, "row"):
             proof = Proof(*ormsgpack.unpackb(self.vault.open("row", _bound(row, job, created_us), envelope)))
         if row.step != (_HIDDEN_STEP if self.vault.hides_names else proof.step):
@@ -230,7 +230,7 @@ class SealedRows:
             return self.vault.names.text(kind, json.loads(text)["sealed"])
         except (ValueError, TypeError, KeyError):
             raise Corrupted(
-                f"a {kind} in the index is not encrypted as this namespace demands", hint="run kedge check"
+                f"a {kind} in the index is not encrypted, but its namespace is", hint="run kedge check"
             ) from None
 
     def _open_event(self, event: Event) -> Event:

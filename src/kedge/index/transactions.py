@@ -159,13 +159,13 @@ def held(job: str, namespace: str, token: int, holder: str, left_s: float) -> Le
     if job == KEYS:
         return LeaseHeld(
             f"the keys of namespace {namespace} are being changed by {shown}",
-            hint="wait until that has ended, then run it again; it ends by itself when its process is gone",
+            hint="run it again once that has ended; the lease expires if its process is gone",
             holder=holder,
             token=token,
         )
     return LeaseHeld(
         f"job {job} is leased by {shown} for another {left_s:.0f} s",
-        hint="wait until it ends, or stop that process; a lease ends by itself when its holder is gone",
+        hint="wait until it expires, or stop that process; nobody renews the lease of a process that is gone",
         holder=holder,
         token=token,
     )
@@ -174,10 +174,10 @@ def held(job: str, namespace: str, token: int, holder: str, left_s: float) -> Le
 def lost(job: str, namespace: str) -> LeaseLost:
     if job == KEYS:
         return LeaseLost(
-            f"another change of the keys of namespace {namespace} has begun since, and this one stops",
+            f"another change of the keys of namespace {namespace} has begun, so this one stops",
             hint="nothing is lost: let the other one end, then run kedge rekey --rewrite again",
         )
     return LeaseLost(
-        f"the lease of job {job} is no longer ours",
-        hint="it ended, or somebody took the job over: stop, or take a new lease",
+        f"this process no longer holds the lease of job {job}",
+        hint="it expired, or another process took it over: stop, or take a new lease",
     )

@@ -102,7 +102,7 @@ def storable(result: object) -> object:
     """Return a result in a form that can be saved: itself, or the plain data of a vendor's object."""
     if inspect.iscoroutine(result):
         result.close()
-        raise Validation("the call gave a coroutine", hint="wrap it: async def ask(**request): return await …")
+        raise Validation("the call returned a coroutine", hint="wrap it: async def ask(**request): return await …")
     try:
         codec.encode(result)
     except UnsupportedType as error:

@@ -173,7 +173,7 @@ def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -
     if request is None:
         if policy.mode == "replay":
             raise ReplayMiss(
-                f"{method} {url.partition('?')[0]} is no call that is kept", hint="nothing is sent when replaying"
+                f"{method} {url.partition('?')[0]} is not a call that is cached", hint="nothing is sent when replaying"
             )
         yield Send()
         return Plain()

@@ -174,7 +174,8 @@ def _adopt_one(store: LocalStore, exported: Exported, actor: str, moved: Moved) 
         except IdTaken:
             return taken(store, exported.record)
     raise Conflict(
-        f"gc of the target kept removing chunks that {exported.record.id} needs", hint="run it again when gc has ended"
+        f"gc of the target removed chunks that {exported.record.id} needs, again and again",
+        hint="run it again when gc has ended",
     )
 
 

@@ -76,13 +76,13 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
         marker = read_marker(path)
         index_path = path / marker.index
         if not index_path.is_file():
-            raise Corrupted(f"{index_path} is missing", hint="put it back, or run kedge check --repair")
+            raise Corrupted(f"{index_path} is missing", hint="restore it from a copy, or run kedge check --repair")
         index = _open_index(index_path, namespace)
     if index.store_id != marker.store_id:
         index.close()
         raise Corrupted(
             f"{index_path} belongs to another store than {path / MARKER} says",
-            hint="two stores were mixed: put the right index.sqlite back, or run kedge check --repair",
+            hint="two stores were mixed: restore the right index.sqlite, or run kedge check --repair",
         )
     return index, packs_of(index, path / PACKS)
 

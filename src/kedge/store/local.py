@@ -203,7 +203,7 @@ class LocalStore(Loading):
                     raise
                 has_failed = True  # I9: retry once, from memory, into new packs
         raise Conflict(
-            f"job {request.job}: gc kept removing chunks this save wanted to reuse",
+            f"job {request.job}: gc removed chunks that this save reuses, again and again",
             hint="run it again when kedge gc has ended",
         )
 

@@ -139,7 +139,7 @@ def parse_small(data: bytes) -> Manifest:
     """Parse an untrusted manifest of form 1 or 2 whose tree fits into a row. Raises Corrupted for any other."""
     tree = decompress(data[1:], INLINE_BYTES) if data[:1] == b"\x02" else data[1:]
     if data[:1] not in (WHOLE_TREE, b"\x02") or len(tree) > INLINE_BYTES:
-        raise Corrupted("it is no tree that fits into a row")
+        raise Corrupted("it is not a tree that fits into a row")
     return Manifest(tree)
 
 

@@ -24,10 +24,11 @@ def open_files(path: Path, *, namespace: str, create: bool) -> LocalStore:
         if not is_files(path):
             if (path / INSIDE / "packs").is_dir():  # created after the journal
                 raise Corrupted(
-                    f"{path / INSIDE / 'journal'} is missing", hint="put it back, or make a new one: kedge rebuild"
+                    f"{path / INSIDE / 'journal'} is missing",
+                    hint="restore it from a copy, or make a new one: kedge rebuild",
                 )
             if not create:
-                raise NotFound(f"there is no store of files at {path}", hint="check --store or $KEDGE_STORE")
+                raise NotFound(f"there is no files: store at {path}", hint="check --store or $KEDGE_STORE")
             refuse_others(path)
             make_folder(path)
         refuse_network(path)
@@ -46,7 +47,8 @@ def refuse_others(path: Path) -> None:
     foreign = [entry.name for entry in path.iterdir() if entry.name != INSIDE] if path.exists() else []
     if foreign:
         raise NotAStore(
-            f"{path} is no store of files and holds others ({min(foreign)}, …)", hint="give an empty or new directory"
+            f"{path} is not a files: store and holds other files ({min(foreign)}, …)",
+            hint="give an empty or new directory",
         )
 
 

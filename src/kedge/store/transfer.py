@@ -105,7 +105,7 @@ class Received:
             parts = parts_of(packed)
             outline = self._take_manifest(spilled or packed) if parts is None else self._take_parts(parts)
         except (Corrupted, UnsupportedFormat) as error:
-            raise Validation(f"this is no manifest: {error.message}", hint="send what kedge.client sends") from None
+            raise Validation(f"this is not a manifest: {error.message}", hint="send what kedge.client sends") from None
         self._packed, self._size_bytes = packed, outline.size_bytes
         return outline
 

@@ -39,5 +39,5 @@ def framed(data: bytes) -> bytes:
 def split_digests(data: bytes) -> list[bytes]:
     """Split consecutive digests. Raises ValueError if these are not digests."""
     if len(data) % DIGEST_BYTES or len(data) > MAX_DIGESTS * DIGEST_BYTES:
-        raise ValueError(f"{len(data)} bytes are no digests, or too many")
+        raise ValueError(f"{len(data)} bytes are not digests, or too many")
     return [data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES)]
