@@ -353,6 +353,33 @@ def test_a_root_keeps_how_it_was_mounted(engine: Engine) -> None:
 
 
 @criu
+def test_a_root_that_is_a_mount(engine: Engine) -> None:
+    """containerd's native snapshotter mounts a plain directory there, devmapper a device."""
+    bundle = engine.bundle("one", *KEPT, "KEDGE_POLICY=fail")
+    engine.lab.run("umount", bundle / "rootfs")
+    engine.lab.run("cp", "-a", f"{bundle}/lower/.", bundle / "upper")
+    engine.lab.run("mount", "--bind", bundle / "upper", bundle / "rootfs")
+    reached = 5
+    for _ in range(2):
+        engine.start("one")
+        reached = engine.lab.wait_beyond("one", reached)
+        engine.call("kill", "one", "15")
+        engine.call("delete", "one")
+        reached = engine.lab.count("one")
+    (bundle / "upper/other").write_text("of another moment")
+    engine.die_at("mounted")
+    assert engine.create("one", check=False) == -signal.SIGKILL
+    engine.die_at("")
+    engine.environment["KEDGE_RUNC"] = "/usr/bin/false"  # what nobody can restore changes no file
+    assert engine.create("one", check=False) == 1
+    assert (bundle / "upper/other").exists()
+    del engine.environment["KEDGE_RUNC"]
+    engine.start("one")
+    engine.lab.wait_beyond("one", reached)
+    assert not (bundle / "upper/other").exists()
+
+
+@criu
 def test_a_root_that_cannot_be_mounted_again(engine: Engine) -> None:
     """No container starts on an empty directory, whatever its policy says; the next create puts the root right."""
     engine.bundle("one", *KEPT)

@@ -46,7 +46,7 @@ def test_noticed(
             "monkeypatch": lambda: monkeypatch,
             "side": lambda: "target",
             "names": lambda: "bc",
-            "volume": lambda: test_volumes.make_volume(tmp_path, is_in_memory=False),
+            "volume": lambda: test_volumes.make_volume(tmp_path, "disk"),
             "pods": lambda: test_pod_volumes.Pods(store, tmp_path / "pods"),
         }
         given = {argument: make[argument]() for argument in wanted}

@@ -61,7 +61,9 @@ class Bundle:
     @contextmanager
     def files(self, taken: Snapshot, attempt: Attempt) -> Iterator[Callable[[], None]]:
         """What puts the checkpoint's files into the root and the volumes (see restore.Target)."""
-        with self._root_files(taken, attempt) as put_root, self._volume_files(taken, attempt) as put_volumes:
+        rootfs = self.rootfs()
+        root_files = self._root_files(taken, rootfs, attempt)
+        with root_files as put_root, self._volume_files(taken, rootfs, attempt) as put_volumes:
 
             def put_in_place() -> None:
                 put_root()
@@ -69,7 +71,10 @@ class Bundle:
 
             yield put_in_place
 
-    def _volume_files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
+    def _volume_files(
+        self, taken: Snapshot, rootfs: Rootfs, attempt: Attempt
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """With those of a root that is itself a mount."""
         here = {volume.destination: volume for volume in volumes_of(self.spec) if volume.is_saved}
         if missing := sorted(taken.volumes.keys() - here.keys()):
             raise Conflict(
@@ -77,10 +82,13 @@ class Bundle:
                 hint="give the pod the same volumes",
             )
         trees = {here[destination]: tree for destination, tree in taken.volumes.items()}
+        if rootfs.is_mount and taken.rootfs is not None:
+            trees[Volume("/", rootfs.point, "root", "root")] = taken.rootfs
         return volumes.replaced(trees, attempt.files, lambda facts: attempt.describe(volumes=facts))
 
-    def _root_files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
-        rootfs = self.rootfs()
+    def _root_files(
+        self, taken: Snapshot, rootfs: Rootfs, attempt: Attempt
+    ) -> AbstractContextManager[Callable[[], None]]:
         if taken.rootfs is None:
             return nullcontext(lambda: None)
         if taken.rootfs_kind != rootfs.kind:
@@ -91,6 +99,8 @@ class Bundle:
                 if taken.rootfs_kind == "overlay"
                 else "give a bundle whose root is a plain directory",
             )
+        if rootfs.is_mount:
+            return nullcontext(lambda: None)
         return replaced(rootfs, taken.rootfs, lambda facts: attempt.describe(replaces=facts))
 
     def run(

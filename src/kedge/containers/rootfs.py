@@ -25,7 +25,8 @@ class Rootfs:
     """`kind` overlay: what the container changed is in `changes`, the upper directory; directory: it is all of it.
 
     `base`: where relative paths in the mount options begin. Engines use them for roots of many layers, whose absolute
-    paths are more than mount(2) takes.
+    paths are more than mount(2) takes. `is_mount`: of a directory that is mounted, as some snapshotters do, only the
+    files can be exchanged.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Rootfs:
     changes: Path
     mount_options: str = ""
     base: Path = Path("/")
+    is_mount: bool = False
 
 
 def find_rootfs(bundle: Path, spec_root: str) -> Rootfs:
@@ -42,7 +44,7 @@ def find_rootfs(bundle: Path, spec_root: str) -> Rootfs:
         raise Validation(f"the bundle has no root file system at {point}", hint="mount or make it first")
     options = _overlay_options(point)
     if options is None:
-        return Rootfs("directory", point, point)
+        return Rootfs("directory", point, point, is_mount=any(_mounts_at(point)))
     upper = _option(options, "upperdir")
     if upper is None:
         return Rootfs("none", point, point)  # an overlay without upper directory cannot be written
@@ -87,12 +89,18 @@ def _overlay_options(point: Path) -> str | None:
     """The options of the overlay mounted last at `point`, those of the mount (nodev) and of the overlay; None when that
     is none."""
     options = None
+    for fields in _mounts_at(point):
+        behind = fields.index("-")
+        options = f"{fields[5]},{_plain(fields[behind + 3])}" if fields[behind + 1] == "overlay" else None
+    return options
+
+
+def _mounts_at(point: Path) -> Iterator[list[str]]:
+    """The fields of /proc/self/mountinfo of each mount there, the last one on top."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split(" ")
-        behind = fields.index("-")
         if _plain(fields[4]) == str(point):
-            options = f"{fields[5]},{_plain(fields[behind + 3])}" if fields[behind + 1] == "overlay" else None
-    return options
+            yield fields
 
 
 def _plain(text: str) -> str:

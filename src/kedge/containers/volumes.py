@@ -24,6 +24,7 @@ from kedge.files import Tree
 
 from . import pod_starts
 from .attempts import undoing
+from .pids import read_text
 from .runtime.opt_in import SANDBOX, UID, notes_of
 from .runtime.settings import chosen, whole_number
 from .safe_copy import copy_tree
@@ -172,7 +173,8 @@ def facts_of(volumes: Sequence[Volume], spec: Mapping[str, object], root: str) -
 class Stage:
     """Where the files of one volume wait: `new` before they are put in place, `old` the ones from before.
 
-    On the volume's own file system files are moved, else copied: a volume in memory has no room for both.
+    Within one mount files are moved, else copied: a volume in memory has no room for both, and a subPath is a mount of
+    its own.
     """
 
     volume: Path
@@ -180,7 +182,7 @@ class Stage:
 
     @property
     def _moves(self) -> bool:
-        return self.folder.stat().st_dev == self.volume.stat().st_dev
+        return _mount_of(self.folder) == _mount_of(self.volume)
 
     def put_in_place(self) -> None:
         """`old` has its name as soon as it is complete."""
@@ -267,6 +269,15 @@ def _stage_for(volume: Volume, work: Path) -> Stage:
     name = f".kedge-{os.urandom(6).hex()}"
     is_beside = volume.pod is not None and volume.pod.stat().st_dev == volume.source.stat().st_dev
     return Stage(volume.source, (volume.pod if is_beside and volume.pod is not None else work) / name)
+
+
+def _mount_of(folder: Path) -> str:
+    """The number of the mount that it is in, as the kernel says it of a descriptor."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return next(line for line in read_text(f"/proc/self/fdinfo/{fd}").splitlines() if line.startswith("mnt_id:"))
+    finally:
+        os.close(fd)
 
 
 def _move(source: Path, target: Path) -> None:

@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,16 +130,19 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(name="volume", params=["disk", "memory"])
+@pytest.fixture(name="volume", params=["disk", "memory", "part"])
 def _volume(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Volume]:
     monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
-    volume = make_volume(tmp_path, is_in_memory=request.param == "memory")
+    volume = make_volume(tmp_path, request.param)
     yield volume
+    if request.param == "part":
+        subprocess.run(["umount", volume.source], check=True)
     shutil.rmtree(volume.source)
 
 
-def make_volume(tmp_path: Path, *, is_in_memory: bool) -> Volume:
-    """With files, and a store with others; in memory, files cannot be moved to it."""
+def make_volume(tmp_path: Path, kind: str) -> Volume:
+    """With files, and a store with others. Files cannot be moved to one in memory, nor to a part of one (a subPath),
+    which is mounted."""
     source = tmp_path / "source"
     source.mkdir(mode=0o750)
     fill(source, {name: data for name, data in SAVED.items() if name != "twin"})
@@ -147,8 +151,11 @@ def make_volume(tmp_path: Path, *, is_in_memory: bool) -> Volume:
         store.save("job", "step", {"tree": snapshot.files_tree(source)})
     pod = tmp_path / "pod"
     pod.mkdir()
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm")) if is_in_memory else pod / "volume"
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm")) if kind == "memory" else pod / "volume"
     folder.mkdir(exist_ok=True)
+    if kind == "part":
+        (tmp_path / "whole/part").mkdir(parents=True)
+        subprocess.run(["mount", "--bind", tmp_path / "whole/part", folder], check=True)
     folder.chmod(0o777)
     fill(folder, OLD)
     return Volume("/cache", folder, "emptyDir", "cache", pod)
