@@ -28,7 +28,7 @@ __all__ = ["AsyncClient", "Client", "Page", "open_service"]
 
 
 def open_service(url: str, namespace: str, *, has_key: bool) -> tuple[HttpStore, HttpCare]:
-    """The store behind a service, and its care. Without a namespace, the one that the service has for the token."""
+    """Return the store behind a service, and its care. Without a namespace, the token's default."""
     from .care import HttpCare  # a plain client needs neither
     from .store import HttpStore
 

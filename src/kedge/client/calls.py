@@ -1,6 +1,6 @@
-"""The calls of the API, each described once: what is sent, and what the answer means.
+"""The calls of the API, each described once: its request, and how to parse the response.
 
-`Client` and `AsyncClient` both have all of them as methods; which one is asked decides whether to await.
+`Client` and `AsyncClient` both have all of them as methods; the client determines whether to await.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and how to read its answer."""
+    """One request, and how to parse its response."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Some of what there is; `next_cursor` leads on, None is the end."""
+    """A page of a listing; `next_cursor` leads to the next, None is the end."""
 
     items: Sequence[T]
     next_cursor: str | None
@@ -86,11 +86,11 @@ def _at(*parts: str) -> str:
 
 
 def _json(value: object) -> str:
-    """A value of metadata as a filter takes it: a text that would be read as a number, say, is in quotes."""
+    """Return a metadata value as a filter takes it: text that would parse as a number, for example, is quoted."""
     if not isinstance(value, str):
         return json.dumps(value)
     try:
-        is_text = isinstance(json.loads(value), list | dict)  # these a filter takes for texts
+        is_text = isinstance(json.loads(value), list | dict)  # a filter takes these as text
     except ValueError:
         is_text = True
     return value if is_text else json.dumps(value)
@@ -114,7 +114,7 @@ class Endpoints:
 
     @Endpoint
     def job(self, job: str) -> Call[Job]:
-        """One job; NotFound when there is none."""
+        """Return one job. Raises NotFound."""
         return Call("GET", _at("jobs", job), Job.from_json)
 
     @Endpoint
@@ -224,7 +224,7 @@ class Endpoints:
     def keys(
         self, job: str, keys: Sequence[str] = (), *, after: int | None = None, limit: int | None = None
     ) -> Call[dict[str, Checkpoint]]:
-        """What was saved under these idempotency keys, or under any behind a sequence number."""
+        """Return what was saved under these idempotency keys, or under any after a sequence number."""
         params = {"key": list(keys), "after": after, "limit": limit}
         return Call("GET", _at("jobs", job, "keys"), _by_key, params)
 
@@ -288,7 +288,7 @@ class Endpoints:
 
     @Endpoint
     def decide(self, run: str, name: str, approved: bool, comment: str = "") -> Call[Document]:
-        """Approve or deny, for good; Conflict if it was decided before."""
+        """Approve or deny, finally. Raises Conflict if it was decided before."""
         body = {"run": run, "name": name, "approved": approved, "comment": comment}
         return Call("POST", _at("approvals"), _same, body=body)
 
@@ -392,7 +392,7 @@ class Endpoints:
 
     @Endpoint
     def take_lease(self, job: str, holder: str, ttl_s: float) -> Call[Lease]:
-        """Acquire the lease of a job; LeaseHeld while another process holds it."""
+        """Acquire the lease of a job. Raises LeaseHeld while another process holds it."""
         body = {"holder": holder, "ttl_s": ttl_s}
         return Call("POST", _at("jobs", job, "lease"), lambda answer: Lease(**answer), body=body)
 

@@ -27,7 +27,7 @@ _POLL_S = 0.1
 class HttpCare:
     """`kedge.care.Care` of a store behind a service. The service knows the actor by the token."""
 
-    encryption = None  # the business of the service
+    encryption = None  # configured at the service
 
     def __init__(self, store: HttpStore) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class HttpCare:
         self._store.client.set_retention(job, policy)
 
     def after_save(self, saved: Checkpoint, *, actor: str, is_first: bool = False) -> None:
-        """The service sees to that."""
+        """Do nothing: the service applies the policy."""
 
     def diff(self, old_id: str, new_id: str) -> Diff:
         document = self._store.client.diff(old_id, new_id)
@@ -70,7 +70,7 @@ class HttpCare:
         return VerifyReport(problems=problems, corrupted=tuple(result.pop("corrupted")), **result)
 
     def condemn(self, checkpoint_id: str, *, actor: str) -> Checkpoint:
-        return self._store.client.condemn(checkpoint_id)  # the service looks for itself
+        return self._store.client.condemn(checkpoint_id)  # the service reads it itself
 
     def gc(self, *, dry_run: bool, actor: str, progress: Progress | None) -> GcReport:
         result = self._finish(self._store.client.start_gc(dry_run=dry_run), progress)
@@ -107,7 +107,7 @@ class HttpCare:
         raise not_over_http("changing keys")
 
     def after_fork(self) -> None:
-        """Nothing here belongs to a process."""
+        """Do nothing: no state here belongs to a process."""
 
     def close(self) -> None:
         """The service continues."""

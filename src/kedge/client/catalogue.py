@@ -1,4 +1,4 @@
-"""What exists in a store behind a service: `kedge.ports.Catalogue` by calls of its API."""
+"""The catalogue of a store behind a service: `kedge.ports.Catalogue` over its API."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LOOK_EVERY_S = 0.3  # for events
 
 
 class HttpCatalogue:
-    """Asks the service each time: nothing is remembered here."""
+    """Asks the service each time; nothing is cached here."""
 
-    is_encrypted = True  # it may be: digests of its checkpoints say nothing
+    is_encrypted = True  # it may be: its checkpoints' digests cannot be compared
     row_bytes = 1 << 16
 
     def __init__(self, client: Client) -> None:
-        self.client = client  # another one in a forked child
+        self.client = client  # a forked child gets another one
 
     def changed_jobs(self, after: int, limit: int) -> None:
         return None
@@ -43,7 +43,7 @@ class HttpCatalogue:
         return Checkpoint.from_json(head["checkpoint"]), packed
 
     def download(self, checkpoint_id: str) -> tuple[Document, bytes]:
-        """What the service says of a checkpoint, and its manifest, verified."""
+        """Return the service's document of a checkpoint, and its verified manifest."""
         with self.client.download(f"/api/v1/checkpoints/{quote(checkpoint_id, safe='')}/manifest") as download:
             head: Document = json.loads(download.take(parse_length(download.take(LENGTH_BYTES))))
             packed = download.take(parse_length(download.take(LENGTH_BYTES)))
@@ -60,7 +60,7 @@ class HttpCatalogue:
         return {key: (checkpoint, b"") for key, checkpoint in checkpoints.items()}
 
     def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
-        """Asks for each combination of the tags' values by itself."""
+        """Request each combination of the tags' values separately."""
         rows = {
             row.seq: row
             for values in product(*wanted.tags.values())
@@ -98,7 +98,7 @@ class HttpCatalogue:
         return [(checkpoint, b"") for checkpoint in self.list(job, wanted)]
 
     def newest(self, jobs: Sequence[str], tag: tuple[str, str] | None = None) -> dict[str, Checkpoint]:
-        """Asks for each job by itself."""
+        """Request each job separately."""
         wanted = Selection(limit=1, tags={} if tag is None else {tag[0]: [tag[1]]})
         return {job: row for job in jobs for row in self.list(job, wanted)}
 

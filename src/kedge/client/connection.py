@@ -1,4 +1,4 @@
-"""Two ways to a service, one that waits and one to await; and its problems as the errors they were."""
+"""Two clients of a service, blocking and async; problem documents become the original errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Address:
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError:  # a port that is no number, or too large; brackets that do not close
+        except ValueError:  # a port that is not a number, or too large; unbalanced brackets
             raise _no_address(url) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise _no_address(url)
@@ -71,7 +71,7 @@ def _no_address(url: str, hint: str = "use http://host:7420") -> Validation:
 
 
 class Download:
-    """The bytes of an answer, in the pieces that are asked for."""
+    """The bytes of a response, read in pieces of any size."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -96,7 +96,7 @@ class Download:
 
 
 class Client(Endpoints):
-    """Calls that wait for their answers. Thread-safe; close() it, or use it as a context manager."""
+    """Blocking calls. Thread-safe; close() it, or use it as a context manager."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Client(Endpoints):
 
     @contextmanager
     def download(self, path: str, body: bytes | None = None) -> Iterator[Download]:
-        """An answer of any length, read as it comes."""
+        """Read a response of any length as it arrives."""
         request = self._address.binary("GET" if body is None else "POST", path, body)
         with _reaching(self._address.base, is_read=True), self._http.stream(**request) as answer:
             if answer.status_code >= 400:
@@ -209,7 +209,7 @@ class _reaching:  # noqa: N801 - reads as a verb where it is used
 
 
 def _why_no_connection(error: BaseException) -> tuple[str, str]:
-    """The reason, and what to do; nothing was sent."""
+    """Return the reason and the next step; nothing was sent."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -237,7 +237,7 @@ def _content(answer: httpx.Response) -> object:
 
 
 def error_of(problem: Any, status: int = 500) -> CheckpointError:
-    """The error that a problem document stands for."""
+    """Return the error that a problem document describes."""
     code, detail, hint = problem["code"], str(problem["detail"]), str(problem["hint"])
     if code == SendAgain.code:
         return SendAgain(digests=[bytes.fromhex(digest) for digest in problem["digests"]])

@@ -1,4 +1,4 @@
-"""A store behind a service: `kedge.open("http://…")`. The index and the commit protocol are the service's."""
+"""A store behind a service: `kedge.open("http://…")`. The service has the index and the commit protocol."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class HttpStore(Loading):
-    """`kedge.store.Store` behind a service. Where the chunks of a state are is its business."""
+    """`kedge.store.Store` behind a service, which alone knows where the chunks of a state are."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -64,9 +64,10 @@ class HttpStore(Loading):
         return self._and_then(request, saved, actor)
 
     def _and_then(self, request: Request, saved: Checkpoint, actor: str) -> Checkpoint:
-        """What a save does besides, one after the other: the service has no such request.
+        """Make a save's further changes one by one: the service has no such request.
 
-        The save is durable, whatever becomes of the rest: a lease runs out; who finds the entry finds its run ended.
+        The save is durable in any case. A lease expires, and a worker that finds the entry finds that its run has
+        ended.
         """
         if request.then is not None:
             with suppress(CheckpointError):
@@ -128,7 +129,7 @@ class HttpStore(Loading):
         pack = partial(_as_it_is, packed, self._spilled(packed))
 
         def send(distrusted: frozenset[bytes]) -> Checkpoint:
-            """Chunks that the service cannot reuse travel: keys are being changed, and they have other names now."""
+            """Send the chunks that the service cannot reuse: a change of keys has renamed them."""
             outbox = Outbox(self.client, distrusted)
             outbox.add_from(Exported(NewCheckpoint.of(checkpoint, packed), sorted(distrusted), self.read_chunks))
             return self._send(request, outbox, pack, distrusted)
@@ -143,7 +144,7 @@ class HttpStore(Loading):
             ) from None
 
     def _spilled(self, packed: bytes) -> bytes:
-        """What lies in chunks of a manifest that is only the root of one."""
+        """Return the content in chunks of a manifest that is only its root."""
         root = root_of(packed)
         if root is None:
             return b""
@@ -197,7 +198,7 @@ class HttpStore(Loading):
     # Life
 
     def after_fork(self) -> None:
-        """Connections of the parent are its own."""
+        """Replace the client, because the parent's connections cannot be shared."""
         self.client = self.catalogue.client = self.client.again()
         self.reader = HttpReader(self.client)
         self._lock = threading.Lock()
@@ -207,7 +208,7 @@ class HttpStore(Loading):
 
 
 def _again(send: Callable[[frozenset[bytes]], Checkpoint], what: str) -> Checkpoint:
-    """`send(distrusted)` until the service has all it needs: what it could not reuse is sent the next time."""
+    """Call `send(distrusted)` until the service has everything: each time with what it could not reuse before."""
     distrusted: frozenset[bytes] = frozenset()
     for _ in range(_MAX_ATTEMPTS):
         try:

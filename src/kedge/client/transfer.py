@@ -1,6 +1,6 @@
-"""States over HTTP as the store has them: in chunks, of which only those travel that the other side lacks.
+"""States over HTTP in the store's form: as chunks, sending only those that the other side lacks.
 
-What is sent is what was digested; what arrives is verified before it is handed out (I2).
+The bytes sent are those that were digested; received bytes are verified before they are returned (I2).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kedge.store.wire import FAILED, LENGTH_BYTES, MAX_DIGESTS, framed, length, 
 
 from .connection import Client, Download, error_of
 
-_BATCH_BYTES = 16 << 20  # held while the service says which of it is missing
-_PORTION_CHUNKS = 1024  # asked for at once
+_BATCH_BYTES = 16 << 20  # in memory while the service reports which are missing
+_PORTION_CHUNKS = 1024  # per request
 _ATTEMPTS = 4
 
 _Target = memoryview | Staged
 
 
 class Outbox:
-    """The chunks of one save (`kedge.chunks.Writer`): looked at when the body of the request is written."""
+    """The chunks of one save (`kedge.chunks.Writer`), read while the request's body is written."""
 
     def __init__(self, client: Client, distrusted: Collection[bytes] = ()) -> None:
         self._client = client
@@ -51,11 +51,11 @@ class Outbox:
         return digest not in self._distrusted
 
     def add_from(self, exported: Exported) -> None:
-        """Take chunks of another store, which are read only if the service lacks them."""
+        """Add chunks of another store, which are read only if the service lacks them."""
         self._elsewhere.append(exported)
 
     def chunks(self) -> Iterator[bytes]:
-        """What the service lacks, each chunk with its length. The entries of the streams are complete afterwards."""
+        """Yield the missing chunks, each after its length. Afterwards the entries of the streams are complete."""
         batch: dict[bytes, Buffer] = {}
         size = 0
         for digest, piece in self._pieces():
@@ -101,7 +101,7 @@ class Outbox:
         self._settled |= batch.keys()
 
     def _ask(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Those that have to be sent."""
+        """Return the digests to send."""
         missing: set[bytes] = set()
         for start in range(0, len(digests), MAX_DIGESTS):
             some = b"".join(digests[start : start + MAX_DIGESTS])
@@ -110,7 +110,7 @@ class Outbox:
 
 
 def body_of(head: Mapping[str, object], outbox: Outbox, pack: Callable[[], tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """The body of a save; `pack` gives the manifest, and what of it is spilled, once the chunks are known."""
+    """Yield the body of a save; `pack` returns the manifest and its spilled content once the chunks are known."""
     yield framed(json.dumps(head, allow_nan=False).encode())
     yield from outbox.chunks()
     packed, spilled = pack()
@@ -152,7 +152,7 @@ class HttpReader:
         raise not_over_http("mapping a state", "load it as usual")
 
     def _read_some(self, entries: Sequence[Entry], targets: Mapping[Entry, Sequence[_Target]], of: str) -> None:
-        """In one answer; if that is cut off, the rest in another one."""
+        """Read from one response; if it is cut off, request the rest again."""
         done = 0
         for attempt in range(_ATTEMPTS):
             before = done
@@ -169,7 +169,7 @@ class HttpReader:
 
     @contextmanager
     def _ask(self, digests: bytes, of: str) -> Iterator[Download]:
-        """What is not there is damage, unless the checkpoint was deleted: who loads it looks."""
+        """Request chunks. A missing one is damage, unless the checkpoint was deleted, which the caller checks."""
         try:
             with self._client.download("/api/v1/chunks/read", digests) as download:
                 yield download

@@ -1,4 +1,4 @@
-"""What is needed to prove an adapter right: suites that state the contracts of the ports as tests.
+"""Conformance suites for adapters: they state the contracts of the ports as tests.
 
 A suite is a class to derive from. It needs pytest, and one method that opens the adapter:
 
@@ -8,6 +8,5 @@ A suite is a class to derive from. It needs pytest, and one method that opens th
         def open_blobs(self, where):
             return MyBlobs(where)
 
-`index_suite.IndexSuite` is the one for an index, in four modules. `faults` injects failures between a store and its
-ports.
+`index_suite.IndexSuite` tests an index, in four modules. `faults` injects failures between a store and its ports.
 """

@@ -20,7 +20,7 @@ SIZES = [1, 100, 4095, 4096, 4097, 65_536, 1_048_575, 1_048_576, 1_048_577, 3_00
 
 
 def pattern(size: int, seed: int = 1) -> bytes:
-    """Bytes that differ from block to block and between seeds."""
+    """Return bytes that differ from block to block and between seeds."""
     block = _pattern(seed % 256)
     return (block * (size // len(block) + 1))[:size]
 
@@ -50,14 +50,14 @@ def never() -> bool:
 
 
 class BlobsSuite:
-    """Derive from it and say how to open the adapter; `other` is a second object on the same storage."""
+    """Derive from this and define how to open the adapter; `other` is a second object on the same storage."""
 
     shows_unfinished = True  # whether packs take space, and are listed, before their writer commits
-    counts_removals = True  # whether exactly one of several removers at the same time hears that it removed a pack
-    races = 20  # how often several removers are set on one pack
+    counts_removals = True  # whether exactly one of several concurrent removers is told that it removed a pack
+    races = 20  # how many removers compete for one pack
 
     def open_blobs(self, where: Path) -> Blobs:
-        """An adapter on the storage that `where`, a directory of this test alone, stands for."""
+        """Return an adapter on the storage for `where`, a directory that only this test uses."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -197,14 +197,14 @@ class BlobsSuite:
         for seed in range(10):
             writer.append(pattern(200_000, seed))
         writer.abort()
-        writer.abort()  # as when a failure is met while another is handled
+        writer.abort()  # as if raised while another failure is handled
         (second,) = put(blobs, pattern(50_000, 2))
         for reader in (blobs, other):
             assert read(reader, first, 50_000) == pattern(50_000, 1)
             assert read(reader, second, 50_000) == pattern(50_000, 2)
 
     def test_abort_after_commit_is_a_release(self, blobs: Blobs, other: Blobs) -> None:
-        """The index may have committed although its answer was lost: the bytes must stay until gc judges."""
+        """The index may have committed although the response was lost: the bytes must stay until gc judges."""
         writer = blobs.writer(0)
         place = writer.append(pattern(50_000))
         writer.commit()
@@ -228,7 +228,7 @@ class BlobsSuite:
             assert read(again, place, len(expected)) == expected
         again.close()
 
-    # --- what cannot be read ---
+    # --- unreadable data ---
 
     @pytest.mark.parametrize("pack", ["0" * 32, "", ".", "../secret", "a/b", "x\0y", "é" * 32, "0" * 5000])
     def test_a_missing_pack_is_not_found(self, blobs: Blobs, pack: str) -> None:
@@ -244,7 +244,7 @@ class BlobsSuite:
         (pack, offset), *_ = put(blobs, pattern(5000))
         with pytest.raises(Corrupted, match=pack):
             blobs.read_into(pack, offset + (1 << 30), memoryview(bytearray(size)))
-        blobs.close()  # nothing is left that may have been kept ready for more
+        blobs.close()  # preallocated space is freed
         with pytest.raises(Corrupted, match=pack):
             blobs.read_into(pack, offset, memoryview(bytearray(size + 8192)))
 
@@ -305,7 +305,7 @@ class BlobsSuite:
         writer.abort()
 
     def test_a_pack_the_index_does_not_name_yet_is_not_removed(self, blobs: Blobs, other: Blobs) -> None:
-        """Between the commit of the blobs and that of the index the chunks look like garbage (I3)."""
+        """Between the commits of blobs and index, the chunks look like garbage (I3)."""
         writer = blobs.writer(0)
         place = writer.append(b"data")
         writer.commit()
@@ -363,7 +363,7 @@ class BlobsSuite:
                 removed = list(pool.map(lambda b, pack=place[0]: b.remove(pack, lambda: True), removers))
             assert removed.count(True) == 1 or (not self.counts_removals and any(removed))
 
-    # --- the rest ---
+    # --- other ---
 
     def test_scan_finds_what_begins_with_the_magic(self, blobs: Blobs, other: Blobs) -> None:
         magic = b"\x89RECORD\n"

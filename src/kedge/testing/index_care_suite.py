@@ -1,4 +1,4 @@
-"""The contract of `ports.Index`, continued: leases, events, chunks, what gc asks for, keys."""
+"""The contract of `ports.Index`, continued: leases, events, chunks, gc, keys."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def row_digest(index: Index, checkpoint_id: str) -> bytes:
 
 
 def sealed_anew(first: NewCheckpoint, *chunks: Chunk, **fields: object) -> NewCheckpoint:
-    """The same save with other chunks, as a change of keys writes it."""
+    """Return the same save with other chunks, as a change of keys writes it."""
     manifest = b"".join(chunk.digest for chunk in chunks)
     parts: dict[str, Any] = {"manifest": manifest, "digest": digest_of(manifest), "new_chunks": chunks}
     return replace(first, reused_chunks=(), **{**parts, **fields})
 
 
 class IndexCareSuite(IndexFixtures):
-    """What beside saving and reading an index has to do."""
+    """The duties of an index besides saving and reading."""
 
     # leases
 
@@ -265,7 +265,7 @@ class IndexCareSuite(IndexFixtures):
         assert not index.condemn("p1")
         save(index, with_chunks(reused=[used]), with_chunks(chunk("more", "p1", 60)))
         assert index.condemn("p2")
-        assert index.condemn("p2")  # asked again after a crash
+        assert index.condemn("p2")  # repeated after a crash
         index.delete([c.id for c in index.list("job") if c.id != saved.id], actor="t")
         index.sweep(references)
         assert not index.condemn("p1")
@@ -275,7 +275,7 @@ class IndexCareSuite(IndexFixtures):
 
     @pytest.mark.parametrize("change", ["save", "reseal"])
     def test_what_is_named_anew_while_a_sweep_marks_stays(self, index: Index, other: Index, change: str) -> None:
-        """All manifests are marked; then one comes, or an old one is put there anew, under other names (I3)."""
+        """After all manifests are marked, a new one comes, or an old one is replaced under other names (I3)."""
         first = with_chunks(chunk("old name"))
         save(index, first)
         fresh = [chunk("new name"), chunk("another")]
@@ -297,7 +297,7 @@ class IndexCareSuite(IndexFixtures):
     # keys
 
     def keyring(self, index: Index, text: str) -> tuple[str, str]:
-        """A keyring to put in the place of the present one, and its key; sealed rows need the one they have."""
+        """Return a keyring to replace the current one, and its key; sealed rows need the keyring they have."""
         present = index.keyring() if self.seals else None
         return (text, f"key of {text}") if present is None else (present, str(json.loads(present)["key"]))
 
@@ -354,7 +354,7 @@ class IndexCareSuite(IndexFixtures):
         with pytest.raises(LeaseLost):
             index.renew_lease(lease)
         assert index.keyring() == text
-        assert index.jobs() == []  # it is no job
+        assert index.jobs() == []  # it is not a job
         assert [e.job for e in index.events() if e.action in ("lease", "release")] == [None] * 3
 
     def test_the_keys_of_another_namespace_are_not_leased(self, index: Index, tenant: Index) -> None:
@@ -414,7 +414,7 @@ class IndexCareSuite(IndexFixtures):
         assert index.events() == before
         assert save(peer)[0].seq == 3
 
-    # what a store once had, and what it keeps for a full disk
+    # the store's earlier state, and its reserve for a full disk
 
     def test_the_index_of_a_store_is_not_older_than_itself(self, index: Index, peer: Index) -> None:
         save(index)

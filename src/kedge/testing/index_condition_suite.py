@@ -1,4 +1,4 @@
-"""The contract of `ports.Index`: saves that are made only if something is so (`ports.Provided`)."""
+"""The contract of `ports.Index`: saves with conditions (`ports.Provided`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class IndexConditionSuite(IndexFixtures):
     """Part of `IndexSuite`."""
 
     def test_a_save_takes_the_first_lease_of_its_job(self, index: Index, peer: Index) -> None:
-        """A run begins in one transaction: lease, first record, and the mark on what it was submitted as."""
+        """A run begins in one transaction: lease, first record, and the mark on its queue entry."""
         lease = Lease("job", 1, "me", 60)
         first = record(lease_token=1, provided=Provided(absent_jobs=("job:inbox",), takes=lease))
         saved = save(index, first)[0]
@@ -74,7 +74,7 @@ class IndexConditionSuite(IndexFixtures):
         assert index.job("job") is None
         assert index.get(entry.id) == entry
         if self.seals:
-            return  # the tags of a sealed row are changed with its envelope, by nobody's save
+            return  # a sealed row's tags are changed with its envelope, never by a save
         begin("job", {"state": "ready"})
         assert dict(index.get(entry.id).tags) == {"state": "running", "run": "job", "by": "me"}
         assert index.list("queue", Selection(tags={"state": ["ready"]})) == []
@@ -114,7 +114,7 @@ class IndexConditionSuite(IndexFixtures):
             try:
                 assert save(index, new)[0] == before
             except IdTaken:
-                assert self.seals  # in another envelope: who saves it looks whether it is the same
+                assert self.seals  # in another envelope: the caller checks whether it is the same
         assert index.events() == events
 
 

@@ -1,4 +1,4 @@
-"""What the suites of `ports.Index` share: how an adapter is opened, and records to put into it."""
+"""Shared by the suites of `ports.Index`: how to open an adapter, and records to save."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 
 def record(job: str = "job", **fields: Any) -> NewCheckpoint:
-    """A save with an ID of its own; `fields` replace what is usual."""
+    """Return a save with its own ID; `fields` replace defaults."""
     number = next(_numbers)
     manifest = fields.pop("manifest", b"manifest %d" % number)
     checkpoint_id = CheckpointId(f"step_1700000000_{number:08x}")
@@ -33,7 +33,7 @@ def chunk(text: str, pack: str = "pack-1", offset: int = 0) -> Chunk:
 
 
 def with_chunks(*chunks: Chunk, job: str = "job", reused: Iterable[Chunk] = (), **fields: object) -> NewCheckpoint:
-    """A save whose manifest is the digests it names, which is what `references` below reads."""
+    """Return a save whose manifest is the digests it names, which `references` below reads."""
     named = [*(c.digest for c in chunks), *(c.digest for c in reused)]
     return record(
         job,
@@ -59,10 +59,10 @@ class IndexFixtures:
     is_shared = True  # whether two objects can be opened on one store
     seals = False  # whether rows are encrypted: then digests are those of ciphertext, and a key is the first event
 
-    many = 1200  # checkpoints, where many matter; fewer where each costs files
+    many = 1200  # number of checkpoints for large tests; fewer if each costs files
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
-        """An adapter on the store that `where`, a directory of this test alone, stands for."""
+        """Return an adapter on the store for `where`, a directory that only this test uses."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -78,7 +78,7 @@ class IndexFixtures:
 
     @pytest.fixture
     def other(self, index: Index, tmp_path: Path) -> Iterator[Index]:
-        """A second, independent object on the store of `index`."""
+        """Return a second, independent object on the store of `index`."""
         self.need_sharing()
         other = self.open_index(tmp_path)
         yield other
@@ -86,7 +86,7 @@ class IndexFixtures:
 
     @pytest.fixture
     def peer(self, index: Index, tmp_path: Path) -> Iterator[Index]:
-        """As `other`; where one object is the whole store, that one."""
+        """Return `other`; if one object is the whole store, that one."""
         peer = self.open_index(tmp_path) if self.is_shared else index
         yield peer
         if peer is not index:
@@ -94,7 +94,7 @@ class IndexFixtures:
 
     @pytest.fixture
     def tenant(self, index: Index, tmp_path: Path) -> Iterator[Index]:
-        """Another namespace of the store of `index`; where one object is the whole store, of another one."""
+        """Return another namespace of the store of `index`; if one object is the whole store, of another store."""
         tenant = self.open_index(tmp_path, namespace="tenant")
         yield tenant
         tenant.close()

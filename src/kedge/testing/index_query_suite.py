@@ -17,7 +17,7 @@ from .index_fixtures import IndexFixtures, chunk, record, save, with_chunks
 
 
 class IndexQuerySuite(IndexFixtures):
-    """How checkpoints and jobs are found."""
+    """Finding checkpoints and jobs."""
 
     # get, read, list
 

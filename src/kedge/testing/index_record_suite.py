@@ -1,4 +1,4 @@
-"""Part of `IndexSuite`: what packs know of an index, so that it can be rebuilt, and forms a newer Kedge writes."""
+"""Part of `IndexSuite`: what packs know of an index for a rebuild, and forms that a newer Kedge writes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class IndexRecordSuite(IndexFixtures):
         assert [row.id for row, _ in first.rows] == [c.id for c in saved[:2]]
         assert [row.seq for row, _ in rest.rows] == [3, 4, 5, 6]
         index.set_recorded(places(rest.rows, "p1"), [], up_to=rest.up_to)
-        index.set_recorded([], [], up_to=first.up_to)  # by one that was slower: it never goes back
+        index.set_recorded([], [], up_to=first.up_to)  # by a slower one: it never decreases
         assert index.unrecorded(10).rows == []
 
     def test_a_pack_stays_for_the_records_of_what_lives(self, index: Index) -> None:
@@ -97,7 +97,7 @@ class IndexRecordSuite(IndexFixtures):
         try:
             index.set_recorded(places(batch.rows, "p1"), [], up_to=batch.up_to)
         except ChunksGone:
-            assert len(index.unrecorded(10).rows) == 1  # where packs cannot be locked
+            assert len(index.unrecorded(10).rows) == 1  # for packs that cannot be locked
 
     def test_the_base_of_a_chunk_stays_as_long_as_the_chunk(self, index: Index) -> None:
         base = chunk("base")

@@ -37,7 +37,7 @@ __all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "
 
 
 class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexRecordSuite):
-    """All of it. Derive from it and say how to open the adapter."""
+    """All suites. Derive from this and define how to open the adapter."""
 
     # commit
 
@@ -80,7 +80,7 @@ class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexReco
         assert [c.seq for c in index.list("job")] == [7]
 
     def test_the_same_record_again_is_an_id_that_is_taken(self, index: Index) -> None:
-        """Two copies into one store bring the same checkpoint: that it has its number already is no conflict."""
+        """Two copies into one store bring the same checkpoint: its number is taken, but that is not a conflict."""
         again = record(seq=7)
         save(index, again)
         with pytest.raises(IdTaken):
@@ -185,7 +185,7 @@ class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexReco
         fresh = replace(old, pack="f" * 32, offset=8192)
         save(index, with_chunks(fresh))
         assert index.locate([old.digest]) == {old.digest: fresh}
-        index.mark_damaged([old], True)  # that is no longer where it lies
+        index.mark_damaged([old], True)  # no longer at that place
         assert index.locate([old.digest]) == {old.digest: fresh}
         index.mark_damaged([fresh], True)
         index.mark_damaged([fresh], False)
@@ -240,7 +240,7 @@ class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexReco
         assert len(index.list("job")) == 21
 
     def test_commit_each_settles_every_save_by_itself(self, index: Index) -> None:
-        """Refused ones among good ones; two under one key; who did it."""
+        """Refused saves among good ones; two with one key; the actors."""
         taken = save(index)[0].id
         keyed = record(idempotency_key="k", request_digest=b"same")
         saves = [
@@ -364,7 +364,7 @@ class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexReco
         assert index.find("job", ["k"])["k"][0].id == heir.id
         assert set(index.keys_of([first.id, heir.id])) == {heir.id}
         assert index.get(first.id) == first
-        same = record(idempotency_key="k", request_digest=b"two", takes_key_from=heir.id)  # also with the same digest
+        same = record(idempotency_key="k", request_digest=b"two", takes_key_from=heir.id)  # even with the same digest
         assert save(index, same)[0].id == same.id
         index.delete([heir.id], actor="t")
         assert index.find("job", ["k"])["k"][0].id == same.id
@@ -388,13 +388,13 @@ class IndexSuite(IndexQuerySuite, IndexConditionSuite, IndexCareSuite, IndexReco
         assert index.audit().broken_at is None
 
     def test_a_save_that_landed_is_answered_although_its_lease_has_ended_since(self, index: Index) -> None:
-        """The answer to its commit was lost: whoever saves it again is told that it is there (I9)."""
+        """The answer to a commit was lost: saving again returns the saved checkpoint (I9)."""
 
         def again(new: NewCheckpoint) -> Checkpoint:
             try:
                 return save(index, new)[0]
             except IdTaken:
-                assert self.seals  # in another envelope: who saves it looks whether it is the same
+                assert self.seals  # in another envelope: the caller checks whether it is the same
                 return index.get(new.id)
 
         entry = save(index, record("queue"))[0]
