@@ -1,4 +1,4 @@
-"""Objects that save themselves, and workflows with people in them."""
+"""Objects that save themselves, and workflows with human approvals."""
 
 from __future__ import annotations
 

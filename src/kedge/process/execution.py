@@ -1,4 +1,4 @@
-"""An execution of a workflow: its checkpoints, and what may become of them. Nothing here knows a store.
+"""An execution of a workflow: its checkpoints and their transitions. Nothing here knows a store.
 
 execution    running → paused ⇄ running → completed or failed
 checkpoint   active → completed, failed; paused while its approval is pending; skipped
@@ -27,7 +27,7 @@ class ExecutionState(StrEnum):
 
 
 class StepState(StrEnum):
-    """Where a checkpoint of a workflow is."""
+    """The status of a workflow's checkpoint."""
 
     PENDING = "pending"
     ACTIVE = "active"
@@ -44,23 +44,23 @@ class ApprovalStatus(StrEnum):
 
 
 class OnDenied(StrEnum):
-    """What a denial does to the execution."""
+    """The effect of a denial on the execution."""
 
     FAIL = "fail"
     SKIP = "skip"  # the checkpoint is skipped, the execution continues
-    PAUSE = "pause"  # it stays where it is, for good
+    PAUSE = "pause"  # it stays paused forever
 
 
-UNREADABLE = "unreadable"  # the state of what is marked as an execution and is none
+UNREADABLE = "unreadable"  # the state of an invalid execution, as of a checkpoint that another program saved
 
 
 class Unreadable(Conflict):
-    """What is marked as an execution is none: somebody else saved it."""
+    """A checkpoint marked as an execution is not one: another program saved it."""
 
 
 @dataclass(slots=True)
 class Step:
-    """A checkpoint of an execution. What is stored, and answered to callers, is a dictionary of these fields."""
+    """A checkpoint of an execution. Stored, and returned to callers, as a dictionary of these fields."""
 
     checkpoint_id: str
     checkpoint_name: str
@@ -73,7 +73,7 @@ class Step:
     output_data: object = None
     error_details: object = None
     approval_required: bool = False
-    approval_status: str | None = None  # None: it needs none
+    approval_status: str | None = None  # None: it needs no approval
     approval_actor: str | None = None
     approval_comment: str = ""
     approval_at: str | None = None
@@ -86,7 +86,7 @@ class Step:
         return self.approval_status == ApprovalStatus.PENDING
 
     def document(self) -> dict[str, Any]:
-        """A copy that its receiver may change."""
+        """Return a copy that the caller may change."""
         return deepcopy(_document(self))
 
 
@@ -106,7 +106,7 @@ class Execution:
 
     @classmethod
     def parse(cls, document: Any) -> Execution:
-        """The execution that `document` gave, or an importer wrote; Unreadable for what anybody else saved."""
+        """Parse the result of `document`, or an importer's. Raises Unreadable for anything else."""
         try:
             steps = [Step(**step) for step in document["checkpoints"]]
             execution = cls(**{**document, "checkpoints": steps})
@@ -148,7 +148,7 @@ class Execution:
         return step
 
     def complete(self, name_or_id: str, data: object, success: bool) -> Step | None:
-        """None when it was completed before. A failed checkpoint fails the execution."""
+        """Complete a checkpoint; None if it was complete. A failed checkpoint fails the execution."""
         step = self.find(name_or_id)
         if step.approval_required and step.approval_status != ApprovalStatus.APPROVED:
             raise Conflict(
@@ -167,7 +167,7 @@ class Execution:
         return step
 
     def apply(self, step: Step, decision: Approval) -> None:
-        """Follow a decision. A denied checkpoint with on_denied="pause" stays paused, and the execution with it."""
+        """Apply a decision. A denied checkpoint with on_denied="pause" stays paused, and so does the execution."""
         step.approval_status = (ApprovalStatus.APPROVED if decision.approved else ApprovalStatus.DENIED).value
         step.approval_actor = decision.actor
         step.approval_comment = decision.comment
@@ -185,14 +185,14 @@ class Execution:
             self.state = ExecutionState.RUNNING.value
 
     def pause(self) -> bool:
-        """False when it was paused already."""
+        """Pause; return False if it was paused."""
         self.refuse_ended()
         is_running = self.state == ExecutionState.RUNNING
         self.state = ExecutionState.PAUSED.value
         return is_running
 
     def resume(self) -> bool:
-        """False when it was running. Nothing resumes past an approval that is pending or denied."""
+        """Resume; return False if it was running. Nothing resumes past an approval that is pending or denied."""
         self.refuse_ended()
         for step in self.checkpoints:
             if step.state == StepState.PAUSED:
@@ -205,7 +205,7 @@ class Execution:
         return is_paused
 
     def end(self, state: ExecutionState) -> bool:
-        """False when it had ended so. A successful end needs all checkpoints to be done."""
+        """End; return False if it had ended this way. A successful end needs all checkpoints to be done."""
         if self.state == state:
             return False
         self.refuse_ended()
@@ -238,7 +238,7 @@ class Execution:
     # Looking
 
     def find(self, name_or_id: str, *, is_pending: bool = False) -> Step:
-        """By ID; by name the newest that is open, or whose approval is pending, else the newest."""
+        """Find a step by ID; by name the newest open one, or with a pending approval, or else the newest."""
         for step in self.checkpoints:
             if step.checkpoint_id == name_or_id:
                 return step
@@ -253,11 +253,11 @@ class Execution:
         return (fitting or named)[-1]
 
     def pending(self) -> list[Step]:
-        """The checkpoints that wait for a decision; none once the execution has ended."""
+        """Return the checkpoints that wait for a decision; none once the execution has ended."""
         return [] if self.has_ended else [step for step in self.checkpoints if step.is_pending]
 
     def asked(self, step: Step) -> PendingApproval:
-        """The approval that a checkpoint waits for, as it is listed with those of runs."""
+        """Return the approval that a checkpoint waits for, as it is listed with those of runs."""
         return PendingApproval(
             self.execution_id,
             "execution",
@@ -269,7 +269,7 @@ class Execution:
         )
 
     def status(self) -> dict[str, Any]:
-        """The execution in short."""
+        """Return a summary of the execution."""
         names = {step.checkpoint_id: step.checkpoint_name for step in self.checkpoints}
         states = [step.state for step in self.checkpoints]
         return {
@@ -292,10 +292,10 @@ def now(later_s: float = 0) -> str:
 
 
 def _document(value: Step | Execution) -> dict[str, object]:
-    """The fields by name; `dataclasses.asdict` would also take apart what callers put into them."""
+    """Return the fields by name; `dataclasses.asdict` would also convert callers' values."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def _text(value: object) -> str:
-    """Text that metadata can hold: what was imported may be anything."""
+    """Return text for metadata, because imported values may be anything."""
     return str(value).encode("utf-8", "backslashreplace").decode()[:MAX_STEP_CHARACTERS]

@@ -53,8 +53,8 @@ class CheckpointPolicy:
     interval_seconds: float | None = 300.0
     interval_memory_mb: float | None = 500.0  # growth since the last checkpoint
     max_checkpoints: int = 5
-    max_age_hours: float | None = 24.0  # of those, seen from the newest one (see `retention`)
-    keep_per_level: Mapping[str, int] = field(default_factory=dict)  # at least so many of each level
+    max_age_hours: float | None = 24.0  # of those, relative to the newest one (see `retention`)
+    keep_per_level: Mapping[str, int] = field(default_factory=dict)  # a minimum for each level
     keep_failed_checkpoints: bool = True
     validate_on_save: bool = True
     verify_on_load: bool = True
@@ -83,7 +83,7 @@ class CheckpointPolicy:
             ) from error
 
     def should_checkpoint_by_items(self, items: int) -> bool:
-        """Whether so many items since the last checkpoint are enough for another."""
+        """Return whether so many items since the last checkpoint require another one."""
         return self.interval_items is not None and items >= self.interval_items
 
     def should_checkpoint_by_time(self, seconds: float) -> bool:
@@ -93,7 +93,7 @@ class CheckpointPolicy:
         return self.interval_memory_mb is not None and growth_mb >= self.interval_memory_mb
 
     def retention(self) -> list[RetentionPolicy]:
-        """A checkpoint stays when each of these keeps it: the newest ones, as far as they are young enough."""
+        """Return policies that must all keep a checkpoint: the newest ones, as far as they are young enough."""
         common: dict[str, Any] = {
             "min_per_level": dict(self.keep_per_level) or None,
             "keep_tags": ["failed"] if self.keep_failed_checkpoints else (),
@@ -117,10 +117,10 @@ class ResumableProcess(ABC):
 
     @abstractmethod
     def get_progress(self) -> Mapping[str, object]:
-        """How far it is."""
+        """Return the progress."""
 
     def can_resume_from(self, state: object) -> bool:
-        """Whether a state is of use; one that is not is an error when it is loaded, never passed over in silence."""
+        """Return whether a state can be used. An unusable one is an error when it is loaded, never skipped silently."""
         return True
 
 
@@ -156,7 +156,7 @@ class CheckpointableProcess(ResumableProcess):
         self.items_total: int | None = None
         self._begin_interval()
 
-    # What subclasses say
+    # Overridden by subclasses
 
     def get_progress(self) -> Mapping[str, object]:
         return {
@@ -177,7 +177,7 @@ class CheckpointableProcess(ResumableProcess):
 
     @property
     def checkpoint_metadata(self) -> Mapping[str, object]:
-        """Facts of the newest checkpoint saved or loaded here; empty when there is none."""
+        """Facts about the newest checkpoint saved or loaded here; empty if there is none."""
         return dict(self._newest)
 
     @property
@@ -220,7 +220,7 @@ class CheckpointableProcess(ResumableProcess):
         return saved
 
     def flush(self) -> str:
-        """Wait until the save under way is durable; its ID, or that of the newest one, or ""."""
+        """Wait until the save in progress is durable. Return its ID, or that of the newest one, or ""."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._newest = {"checkpoint_id": pending.result()}
@@ -268,7 +268,7 @@ class CheckpointableProcess(ResumableProcess):
     # When
 
     def update_progress(self, items: int = 1, total: int | None = None) -> None:
-        """So many more items are done, of `total` in all."""
+        """Add completed items, of `total` in all."""
         if isinstance(items, bool) or not isinstance(items, int) or items < 0:
             raise Validation(
                 f"items must be a whole number from 0 on (got {items!r})",
@@ -280,7 +280,7 @@ class CheckpointableProcess(ResumableProcess):
             self.items_total = total
 
     def get_progress_percentage(self) -> float:
-        """0.00 to 100.00; 0.0 while the total is unknown."""
+        """Return the percentage from 0.00 to 100.00; 0.0 while the total is unknown."""
         return round(min(100.0, 100 * self.items_done / self.items_total), 2) if self.items_total else 0.0
 
     def should_checkpoint(self) -> bool:
@@ -291,7 +291,7 @@ class CheckpointableProcess(ResumableProcess):
         )
 
     def auto_checkpoint(self, force: bool = False) -> str | None:
-        """Between two items: save if it is time to, or a signal asks for it; stop or hold if one asks for that."""
+        """Save between two items if one is due or a signal requests it. Stop or wait if a signal requests that."""
         signals = self._signals
         is_asked, signals.is_asked_to_record = signals.is_asked_to_record, False
         saved = None
@@ -398,7 +398,7 @@ def _check_positive(name: str, value: object, *, whole: bool) -> None:
 
 
 def _memory_mb() -> float:
-    """What this process has in memory now."""
+    """Return this process's memory in use."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -1,9 +1,8 @@
-"""Workflows with people in them: executions whose steps are done elsewhere, by agents and people.
+"""Workflows with human approvals: executions whose steps are done elsewhere, by agents and people.
 
-An execution is a job of the store, and every change to it is a checkpoint of that job that holds the whole execution:
-its history is the list of them. Each change is made under a short lease. Its approvals are those of runs
-(`pipeline.approval`): listed with them and decided in the inbox, once; the execution follows a decision when it is
-next looked at.
+An execution is a job of the store. Every change is a checkpoint of that job with the whole execution, so its history is
+that of the job. Each change is made under a short lease. Its approvals are those of runs (`pipeline.approval`): listed
+with them, and decided once, in the inbox. The execution follows a decision when it is next read.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ CheckpointCallback = Callable[[str, Mapping[str, object]], object]
 
 
 class UnknownExecution(NotFound, ValueError):
-    """There is no such execution."""
+    """The execution does not exist."""
 
 
 class Workflows:
@@ -62,11 +61,11 @@ class Workflows:
         self._approval_callbacks: list[CheckpointCallback] = []
 
     def register_checkpoint_callback(self, checkpoint_name: str, callback: CheckpointCallback) -> None:
-        """Call `callback(execution_id, checkpoint)` when a checkpoint of this name was created or completed here."""
+        """Call `callback(execution_id, checkpoint)` when a checkpoint of this name is created or completed here."""
         self._callbacks.setdefault(checkpoint_name, []).append(callback)
 
     def register_approval_callback(self, callback: CheckpointCallback) -> None:
-        """Call `callback(execution_id, checkpoint)` when an approval was asked for here."""
+        """Call `callback(execution_id, checkpoint)` when an approval is requested here."""
         self._approval_callbacks.append(callback)
 
     # Changing
@@ -74,7 +73,7 @@ class Workflows:
     def start_workflow_execution(
         self, correlation_id: str, workflow_name: str, initial_data: Mapping[str, object] | None = None
     ) -> str:
-        """A new execution; its ID."""
+        """Start an execution and return its ID."""
         slug = _NOT_IN_NAMES.sub("-", correlation_id)[:60].strip("-._@+") or "x"
         execution_id = f"{_PREFIX}{slug}_{int(time.time())}_{uuid4().hex[:8]}"
         execution = Execution(execution_id, correlation_id, workflow_name, started_at=now())
@@ -94,7 +93,7 @@ class Workflows:
         expires_s: float | None = None,
         on_denied: OnDenied | str = OnDenied.FAIL,
     ) -> dict[str, Any]:
-        """A new checkpoint of a running execution. With approval_required both wait until somebody decides."""
+        """Create a checkpoint of a running execution. With approval_required both wait for a decision."""
         parse_step(checkpoint_name)
         rule = parse_choice(OnDenied, on_denied)
         if expires_s is not None and not parse_seconds("expires_s", expires_s):
@@ -110,9 +109,9 @@ class Workflows:
     def complete_checkpoint(
         self, execution_id: str, checkpoint_name: str, output_data: object = None, success: bool = True
     ) -> bool:
-        """Complete the newest open checkpoint of a name, or the one with an ID. False when it was completed before.
+        """Complete the newest open checkpoint of a name, or the one with an ID. Return False if it was complete.
 
-        A failed one fails the execution. One whose approval is pending or denied is a Conflict.
+        A failed one fails the execution. Raises Conflict if its approval is pending or denied.
         """
         change = f"complete {checkpoint_name}"
         step = self._change(execution_id, change, lambda e: e.complete(checkpoint_name, output_data, success))
@@ -123,7 +122,7 @@ class Workflows:
     def approve_checkpoint(
         self, execution_id: str, checkpoint_name: str, approved: bool, *, actor: str | None = None, comment: str = ""
     ) -> bool:
-        """Approve or deny, for good; return `approved`. Conflict if it was decided before, or has expired."""
+        """Approve or deny, finally; return `approved`. Raises Conflict if it was decided before, or has expired."""
         approved = parse_decision(approved)
         execution = self._current(execution_id)
         step = execution.find(checkpoint_name, is_pending=True)
@@ -139,26 +138,26 @@ class Workflows:
         return approved
 
     def pause_execution(self, execution_id: str) -> bool:
-        """False when it was paused already."""
+        """Pause; return False if it was paused."""
         return self._change(execution_id, "pause", Execution.pause)
 
     def resume_execution(self, execution_id: str) -> bool:
-        """Go on; False when it was running. Nothing resumes past an approval that is pending or denied."""
+        """Resume; return False if it was running. Nothing resumes past an approval that is pending or denied."""
         return self._change(execution_id, "resume", Execution.resume)
 
     def complete_execution(self, execution_id: str, success: bool = True) -> bool:
-        """End it; a successful end needs all checkpoints to be done. False when it had ended so."""
+        """End; a successful end needs all checkpoints to be done. Return False if it had ended this way."""
         state = ExecutionState.COMPLETED if success else ExecutionState.FAILED
         return self._change(execution_id, f"end {state}", lambda e: e.end(state))
 
     # Looking
 
     def get_execution(self, execution_id: str) -> dict[str, Any]:
-        """The whole execution as it is now."""
+        """Return the whole execution as it is now."""
         return self._current(execution_id).document()
 
     def get_execution_status(self, execution_id: str) -> dict[str, Any]:
-        """In short; the state of what is marked as an execution and is none is "unreadable"."""
+        """Return a summary; its state is "unreadable" if its checkpoint is not an execution."""
         try:
             return self._current(execution_id).status()
         except Unreadable:
@@ -172,15 +171,15 @@ class Workflows:
         after: str | None = None,
         most_jobs: int | None = None,
     ) -> list[dict[str, Any]]:
-        """The status of all executions by ID, or of those in a state: the first `limit` behind the ID `after`.
+        """Return the status of all executions by ID, or of those in a state: the first `limit` after the ID `after`.
 
-        With `most_jobs` no more jobs than that are looked at.
+        With `most_jobs`, reads at most that many jobs.
         """
         state = None if state_filter is None else parse_choice(ExecutionState, state_filter)
         return list(islice(self._statuses(state, after, most_jobs), parse_limit(limit)))
 
     def get_checkpoint_history(self, execution_id: str) -> list[dict[str, Any]]:
-        """Every change, oldest first: what, when, by whom, and the state it led to."""
+        """Return every change, oldest first: what, when, by whom, and the resulting state."""
         self._load(execution_id)
         return [
             {
@@ -194,7 +193,7 @@ class Workflows:
         ]
 
     def cleanup_old_executions(self, max_age_days: float = 30) -> int:
-        """Delete executions that ended longer ago; return how many. Those that have not ended stay."""
+        """Delete executions that ended longer ago; return how many. Unfinished ones stay."""
         if isinstance(max_age_days, bool) or not isinstance(max_age_days, int | float) or not max_age_days >= 0:
             raise Validation(
                 f"max_age_days must be at least 0 (got {max_age_days!r})", hint="use a number of days from 0 on"
@@ -209,7 +208,7 @@ class Workflows:
                 removed += 1
         return removed
 
-    # Inside
+    # Internal
 
     def _change(self, execution_id: str, name: str, change: Callable[[Execution], T]) -> T:
         """Make a change under the execution's lease and return its result; False and None mean that nothing changed."""
@@ -226,7 +225,7 @@ class Workflows:
             return answer
 
     def _current(self, execution_id: str) -> Execution:
-        """The execution, following what was decided since it was last changed."""
+        """Return the execution, after applying decisions made since its last change."""
         execution = self._load(execution_id)
         if self._decisions(execution):
             self._change(execution_id, "", lambda _: None)
@@ -234,7 +233,7 @@ class Workflows:
         return execution
 
     def _decisions(self, execution: Execution) -> list[tuple[Step, Approval]]:
-        """What was decided, by somebody or by expiry, and is not part of the execution yet."""
+        """Return decisions, by people or by expiry, that the execution does not contain yet."""
         decisions = []
         for step in execution.pending():
             asked = execution.asked(step)
@@ -278,7 +277,7 @@ class Workflows:
         self, state: ExecutionState | None, after: str | None, most_jobs: int | None
     ) -> Iterator[dict[str, object]]:
         for newest in self._newest(after, most_jobs):
-            # A paused one may have been decided since.
+            # A paused one may have been decided meanwhile.
             if state is None or newest.metadata.get("state") in (state, ExecutionState.PAUSED):
                 try:
                     status = self.get_execution_status(newest.job)
@@ -288,13 +287,13 @@ class Workflows:
                     yield status
 
     def _newest(self, after: str | None = None, most_jobs: int | None = None) -> Iterator[Checkpoint]:
-        """The newest checkpoint of each execution."""
+        """Yield the newest checkpoint of each execution."""
         for page in job_pages(self._store, _PREFIX, most_jobs, after):
             newest = self._store.catalogue.newest([job.name for job in page])
             records = (newest[job.name] for job in page if job.name in newest)
             yield from (record for record in records if record.metadata.get("kind") == "execution")
 
     def _tell(self, execution_id: str, step: Step, callbacks: Iterable[CheckpointCallback] = ()) -> None:
-        """Callbacks come after the change is durable, and outside the lease: they may change the execution again."""
+        """Call the callbacks after the change is durable, outside the lease: they may change the execution again."""
         for callback in [*callbacks, *self._callbacks.get(step.checkpoint_name, ())]:
             callback(execution_id, step.document())
