@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from kedge.errors import ReplayMiss, Validation
 from kedge.pipeline.place import payer
@@ -19,9 +20,10 @@ from kedge.pipeline.telemetry import span
 from .budget import Budget
 from .cache import Answer, Cache
 from .flights import Flight
-from .keys import Request, http_request
+from .keys import Request, http_request, may_cost
 from .nearest import describe_nearest
 from .pricing import cost_of, prepare, tokens_of
+from .redaction import public_url
 
 T = TypeVar("T")
 
@@ -49,6 +51,8 @@ class Policy:
             raise Validation(f"ttl_s must be seconds above 0 (got {number!r})", hint="use None for no end")
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise Validation(f"budget={self.budget!r}", hint="use kedge.llm.Budget(run=1, day=10)")
+        if self.budget is not None and self.mode == "off":
+            raise Validation("mode='off' counts no calls, so no budget holds", hint="use mode='refresh', or no budget")
 
     @property
     def is_replacing(self) -> bool:
@@ -171,9 +175,14 @@ def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -
     """Answer a request. The response of a paid call is durable before it is returned."""
     request = None if policy.mode == "off" else http_request(method, url, body)
     if request is None:
+        parts = urlsplit(url)
+        name = f"{method} {public_url(parts).partition('?')[0]}"
         if policy.mode == "replay":
-            raise ReplayMiss(
-                f"{method} {url.partition('?')[0]} is not a call that is cached", hint="nothing is sent when replaying"
+            raise ReplayMiss(f"{name} is not a call that is cached", hint="nothing is sent when replaying")
+        if policy.budget is not None and may_cost(method, parts.path):
+            raise Validation(
+                f"{name}: the cost of this call is unknown, so no budget can limit it",
+                hint="make it with a client without a budget",
             )
         yield Send()
         return Plain()

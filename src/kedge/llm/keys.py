@@ -28,6 +28,10 @@ MAX_BODY_BYTES = 64 << 20
 # Calls that only compute an answer. Others with a body (files, batches, threads) have effects at the vendor.
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings", "/audio/speech")
 _CALLS_OF_DEFAULT_MODELS = ("/moderations", "/images/generations")
+_FREE = (
+    "/cancel", "/complete", "/conversations", "/count_tokens", ":countTokens", "/files", "/input_tokens", "/parts",
+    "/uploads",
+)  # fmt: skip
 _GEMINI = re.compile(r".*/models/([^/:]+):(?:generateContent|streamGenerateContent|embedContent|batchEmbedContents)")
 
 
@@ -84,6 +88,11 @@ class Request:
 def is_call(method: str, path: str) -> bool:
     """Return whether this may be a call to cache; its body decides."""
     return method == "POST" and (path.endswith(_CALLS) or _names_itself(path))
+
+
+def may_cost(method: str, path: str) -> bool:
+    """Return whether a call that is not cached may cost money: whatever is sent, unless it is known to be free."""
+    return method == "POST" and not path.endswith(_FREE)
 
 
 def _names_itself(path: str) -> bool:

@@ -327,3 +327,52 @@ def test_the_vendors_sdks_say_so(store: kedge.CheckpointManager) -> None:
         with pytest.raises(kedge.BudgetExceeded):
             call()
     http_client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/batches", b'{"input_file_id": "file-1", "endpoint": "/v1/chat/completions"}'),
+        ("/v1/messages/batches", b'{"requests": []}'),
+        ("/v1beta/models/gemini-2.5-flash:batchGenerateContent", b"{}"),
+        ("/v1/images/edits", b"--boundary"),
+        ("/v1/audio/transcriptions", b"--boundary"),
+        ("/v1/fine_tuning/jobs", b"{}"),
+        ("/v1/chat/completions", b'{"model": "gpt-4o-mini", "temperature": NaN}'),  # has no key
+    ],
+)
+def test_what_costs_money_and_has_no_estimate_is_refused(
+    path: str, body: bytes, store: kedge.CheckpointManager, vendor: Vendor
+) -> None:
+    with vendor.client(store, Budget(day=100)) as client:
+        with pytest.raises(kedge.Validation, match="no budget can limit it") as refusal:
+            client.post(f"http://model{path}", content=body)
+        assert "without a budget" in refusal.value.hint
+    assert vendor.calls == 0
+    with vendor.client(store, None) as client:
+        client.post(f"http://model{path}", content=body)
+    assert vendor.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/batches/batch_1"),
+        ("GET", "/v1/models"),
+        ("DELETE", "/v1/files/file-1"),
+        ("POST", "/v1/files"),
+        ("POST", "/v1/batches/batch_1/cancel"),
+        ("POST", "/v1/messages/count_tokens"),
+        ("POST", "/v1beta/models/gemini-2.5-flash:countTokens"),
+    ],
+)
+def test_what_costs_nothing_needs_no_budget(
+    method: str, path: str, store: kedge.CheckpointManager, vendor: Vendor
+) -> None:
+    with vendor.client(store, Budget(day=0)) as client:
+        assert client.request(method, f"http://model{path}").status_code == 200
+
+
+def test_without_a_cache_no_budget_holds(store: kedge.CheckpointManager, vendor: Vendor) -> None:
+    with pytest.raises(kedge.Validation, match="mode='off' counts no calls"):
+        vendor.client(store, Budget(day=2), mode="off")
