@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import kedge
 
 from . import mutants
-from .ledger import Ledger, about
+from .ledger import Ledger, Violation, about
 from .states import make
 
 _context = multiprocessing.get_context("forkserver")
@@ -80,14 +80,19 @@ class Child:
         return message
 
     def wait_for(self, what: str, seconds: float = 60) -> tuple[Any, ...]:
-        """Go on taking in messages until one of this kind comes."""
+        """Go on taking in messages until one of this kind comes; raises Violation if the child says that it failed."""
         until = time.monotonic() + seconds
+        failed = ""
         while self.connection.poll(max(until - time.monotonic(), 0)):
             message = self.receive()
+            if message is None and failed:
+                raise Violation(f"the child failed before {what!r}: {failed}")
             if message is None:
                 raise AssertionError(f"the child ended (exit code {self.exit_code()}) without {what!r}")
             if message[0] == what:
                 return message
+            if message[0] == "failed":
+                failed = str(message[1])
         raise AssertionError(f"no {what!r} within {seconds} s")
 
     def tell(self, *message: object) -> None:
@@ -141,7 +146,7 @@ def _run(connection: Connection, mutant: str, work: Callable[..., None], args: t
             work(report, connection, *args)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(3)  # the test has ended before us
-        except kedge.CheckpointError as error:
+        except Exception as error:
             report("failed", describe(error))
             os._exit(4)
 

@@ -18,7 +18,7 @@ import numpy as np
 import kedge
 
 from .children import Child, Report
-from .ledger import Violation
+from .ledger import Violation, unrefused
 
 
 def fill(place: str, checkpoints: int = 24) -> None:
@@ -119,7 +119,7 @@ def check(source: str, target: str, *, is_whole: bool) -> int:
     """That the target holds a beginning of every job of the source, and can load it."""
     if not Path(target, "kedge-store").exists():
         return 0
-    with kedge.open(source) as here, kedge.open(target) as there:
+    with unrefused("a copy"), kedge.open(source) as here, kedge.open(target) as there:
         count = 0
         for job in here.jobs():
             wanted, found = here.list(job.name), there.list(job.name)
@@ -131,7 +131,7 @@ def check(source: str, target: str, *, is_whole: bool) -> int:
         report = there.verify()
         if not report.is_ok:
             raise Violation(f"the copy is damaged: {report.problems}")
-        return count
+    return count
 
 
 def kill_copies(folder: Path, *, rounds: int, seconds: float = 1e9, seed: int = 1) -> dict[str, float]:

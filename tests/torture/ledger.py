@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import kedge
@@ -13,6 +14,15 @@ from .states import make, same
 
 class Violation(AssertionError):
     """The store broke a promise."""
+
+
+@contextmanager
+def unrefused(when: str) -> Iterator[None]:
+    """Nothing here has a reason to fail, so an error of the store is a broken promise, too."""
+    try:
+        yield
+    except (Violation, kedge.CheckpointError) as error:
+        raise Violation(f"{when}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)

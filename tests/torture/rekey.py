@@ -15,7 +15,7 @@ from kedge.errors import Validation
 from tests.servers.postgres import postgres_cluster
 
 from .children import Child, Report
-from .ledger import Violation
+from .ledger import Violation, unrefused
 
 _WRITES = ("set_keyring", "reseal", "sweep", "scrub")  # of the index; packs are made durable by their writers
 _MOST_WRITES = 16  # about as many as it takes to rewrite ten states
@@ -87,23 +87,24 @@ def kill_rekeys(place: str, *, rounds: int, seconds: float = 1e9, seed: int = 1,
         death = draw.randrange(2 * _MOST_WRITES if rewrites else 2)
         is_killed = Child(change, place, key, new_key, rewrites, death, mutant=mutant).drain() != 0
         kills, changed = kills + is_killed, changed + (not is_killed)
-        key = _key_of(place, [key] if new_key is None else [key, new_key])
-        with kedge.open(place, key=key) as store:
-            between = draw.randbytes(90_000)
-            states[store.save("job", "between", between)] = between
-            loaded += _check(store, states, f"round {round_}, seed {seed}")
-            if draw.random() < 0.5:
-                store.gc()
-                loaded += _check(store, states, f"round {round_}, seed {seed}, after gc")
-            while len(states) > 10:
-                oldest = next(iter(states))
-                store.delete("job", oldest)
-                del states[oldest]
-    with kedge.open(place, key=key) as store:
+        with unrefused(f"round {round_}, seed {seed}"):
+            key = _key_of(place, [key] if new_key is None else [key, new_key])
+            with kedge.open(place, key=key) as store:
+                between = draw.randbytes(90_000)
+                states[store.save("job", "between", between)] = between
+                loaded += _check(store, states)
+                if draw.random() < 0.5:
+                    store.gc()
+                    loaded += _check(store, states)
+                while len(states) > 10:
+                    oldest = next(iter(states))
+                    store.delete("job", oldest)
+                    del states[oldest]
+    with unrefused(f"at the end, seed {seed}"), kedge.open(place, key=key) as store:
         if store.rekey(rewrite=True).unreadable or (store.encryption or {})["old_data_keys"]:
-            raise Violation(f"seed {seed}: a change of keys that nobody killed is not complete")
+            raise Violation("a change of keys that nobody killed is not complete")
         store.gc()
-        loaded += _check(store, states, f"seed {seed}, at the end")
+        loaded += _check(store, states)
     return {"kills": kills, "changes finished": changed + 1, "states compared": loaded, "lost": 0}
 
 
@@ -121,14 +122,11 @@ def _key_of(place: str, keys: list[bytes]) -> bytes:
     return fitting[0]
 
 
-def _check(store: kedge.CheckpointManager, states: dict[str, object], when: str) -> int:
-    try:
-        lost = [i for i, state in states.items() if store.load(i) != state]
-        problems = store.verify().problems
-    except kedge.CheckpointError as error:
-        raise Violation(f"{when}: {error}") from error
+def _check(store: kedge.CheckpointManager, states: dict[str, object]) -> int:
+    lost = [i for i, state in states.items() if store.load(i) != state]
+    problems = store.verify().problems
     if lost or problems:
-        raise Violation(f"{when}: {lost} are not what was saved, {problems}")
+        raise Violation(f"{lost} are not what was saved, {problems}")
     return len(states)
 
 

@@ -15,7 +15,7 @@ from kedge.blobs.backoff import Backoff
 from kedge.errors import Corrupted
 from tests.servers.fault_proxy import HARSH, fault_proxy
 
-from .ledger import Violation
+from .ledger import Violation, unrefused
 
 
 def through_faults(
@@ -32,13 +32,13 @@ def through_faults(
     with fault_proxy(s3, rate=0.25, seed=seed, faults=faults) as (address, proxy):
         os.environ["AWS_ENDPOINT_URL"] = address
         try:
-            with kedge.open(url) as store:
+            with unrefused("through the proxy"), kedge.open(url) as store:
                 blobs: Any = store.store.blobs
                 blobs.backoff = Backoff(attempts=60, first_s=0.002, most_s=0.05)
                 while done < runs and time.monotonic() < end:
                     done += 1
                     state = {"n": done, "own": np.frombuffer(draw.randbytes(150_000), "u1"), "common": common}
-                    saved = store.save("job", f"run {done}", state)  # any error here is a false one
+                    saved = store.save("job", f"run {done}", state)
                     spoilt += _compare(store, saved, state)
                     kept[saved] = state
                     if done % 20 == 0:
@@ -48,7 +48,7 @@ def through_faults(
                         store.gc()
         finally:
             os.environ["AWS_ENDPOINT_URL"] = before
-    with kedge.open(url) as store:
+    with unrefused("without the proxy"), kedge.open(url) as store:
         if sorted(kept) != sorted(c.id for c in store.list("job")):
             raise Violation("what is there is not what was saved")
         for saved, state in kept.items():
