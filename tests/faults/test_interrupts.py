@@ -5,10 +5,13 @@ The long form, at random instants and with other threads beside: `./dev torture 
 
 from __future__ import annotations
 
+import _thread
+import itertools
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -219,6 +222,134 @@ def test_a_load_into_memory_ends_before_the_interrupt_is_seen(tmp_path: Path) ->
             copy = target["a"].copy()  # type: ignore[attr-defined]
             store.load(saved)
             assert (copy == target["a"]).all()
+
+
+class _Watched:
+    """A lock of a store that notes where the main thread asks for it."""
+
+    def __init__(self, places: list[str]) -> None:
+        self._lock = _thread.allocate_lock()
+        self._places = places
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if blocking and shelter.is_exposed():
+            asks = (f for f in reversed(traceback.extract_stack()) if f.filename != __file__)
+            self._places.append(" < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in itertools.islice(asks, 4)))
+        return self._lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+_WITH_LOCKS = ("kedge.store.", "kedge.index.", "kedge.blobs.", "kedge.client.", "httpcore.")  # the last for HTTP
+
+
+@contextmanager
+def _watched_locks() -> Iterator[list[str]]:
+    """Where the main thread takes a lock that a store makes for itself; what it only waits with is not one."""
+    places: list[str] = []
+    real = threading.Lock
+
+    def lock() -> Any:
+        module = sys._getframe(1).f_globals["__name__"]
+        is_ours = module.startswith(_WITH_LOCKS) and module != shelter.__name__
+        return _Watched(places) if is_ours else real()
+
+    with mock.patch("threading.Lock", lock):
+        yield places
+
+
+def _copy(store: Store) -> None:
+    with kedge.open("memory:") as target:
+        store.copy_to(target)
+
+
+CARE: dict[str, Callable[[Store], object]] = {
+    "gc": lambda store: store.gc(),
+    "check": lambda store: store.verify(deep=True),
+    "condemn": lambda store: store.condemn(store.list("loaded")[0].id),
+    "copy": _copy,
+    "copy of a job": lambda store: store.copy("loaded", f"copy-{len(store.jobs())}"),
+    "cleanup": lambda store: store.cleanup("job", keep_last=2),
+    "policy": lambda store: store.set_retention("job", kedge.RetentionPolicy(keep_last=2)),
+    "tag": lambda store: store.tag(store.list("job")[-1].id, good="yes"),
+    "events": lambda store: list(store.events()),
+    "change of keys": lambda store: store.rekey(rewrite=True),
+}
+
+
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("kind", ["file:", "files:"])
+def test_the_main_thread_takes_no_lock_of_a_store(tmp_path: Path, kind: str, is_sealed: bool) -> None:
+    """A handler that needs a lock of its own thread waits for ever, whatever operation it met."""
+    with _watched_locks() as places:
+        store = kedge.open(f"{kind}{tmp_path / 'store'}", key=bytes(range(32)) if is_sealed else None)
+        store.save("loaded", "step", {"array": np.arange(200_000), "bytes": bytes(100_000)})
+        for n in range(5):
+            store.save("job", "step", {"n": n, "text": f"{n}" * 90_000})
+        for name, operation in (OPERATIONS | CARE).items():
+            if is_sealed or name != "change of keys":
+                operation(store)
+                assert not places, f"{name}: {sorted(set(places))}"
+        store.close()
+    assert not places
+
+
+@pytest.mark.requires("module:fastapi", "module:uvicorn")
+def test_nor_one_of_a_connection_to_a_service(tmp_path: Path) -> None:
+    from kedge.server import create_app
+    from tests.server.conftest import listening
+
+    with kedge.open(tmp_path / "store") as behind, listening(create_app(behind)) as url, _watched_locks() as places:
+        store = kedge.open(url)
+        store.save("loaded", "step", {"array": np.arange(200_000), "bytes": bytes(100_000)})
+        for n in range(5):
+            store.save("job", "step", {"n": n, "text": f"{n}" * 90_000})
+        for name, operation in (OPERATIONS | CARE).items():
+            if name != "change of keys":
+                operation(store)
+                assert not places, f"{name}: {sorted(set(places))}"
+        store.close()
+    assert not places
+
+
+def test_a_handler_that_saves_and_closes_in_the_middle_of_gc(tmp_path: Path) -> None:
+    """As a preemption does: what gc was at comes to its end, and the program to its own."""
+    program = """
+import signal, sys, threading
+import kedge
+from kedge.store.backlog import Backlog
+store = kedge.open(sys.argv[1])
+store.save("job", "step", 1)
+real = Backlog._copy_batch
+def copy_batch(self):
+    if not met.is_set():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        met.wait(60)
+    return real(self)
+met = threading.Event()
+def handler(*_):
+    met.set()
+    store.save("job", "last", 2)
+    store.close()
+    sys.exit(7)
+Backlog._copy_batch = copy_batch
+signal.signal(signal.SIGTERM, handler)
+store.gc()
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], timeout=60, check=False)
+    assert ended.returncode == 7
+    with kedge.open(tmp_path / "store") as store:
+        assert store.restore("job") == 2
 
 
 def test_locks_in_the_main_thread_would_be_noticed(tmp_path: Path) -> None:

@@ -265,13 +265,18 @@ def _guard(port: Any, name: str) -> Callable[..., object]:
             return result
         if name == "writer":
             return guarded(result)
-        return _steps(result) if isinstance(result, Iterator) else result
+        return steps(result) if isinstance(result, Iterator) else result
 
     return call
 
 
-def _steps(items: Iterator[Any]) -> Iterator[object]:
+def steps(items: Iterator[T]) -> Iterator[T]:
     """Run each step of a generator elsewhere, because that is when it works."""
-    end = object()
-    while (item := run(next, items, end)) is not end:
-        yield item
+    while (step := run(_next, items)) is not None:
+        yield step[0]
+
+
+def _next(items: Iterator[T]) -> tuple[T] | None:
+    for item in items:
+        return (item,)
+    return None

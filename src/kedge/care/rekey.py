@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from kedge.blobs.shelter import sheltered
 from kedge.crypto import Keyring, MasterKey, key_id_of, open_keyring, seal_keyring
 from kedge.errors import Conflict, Corrupted, LeaseHeld, Validation
 from kedge.index.encrypted import EncryptedIndex
@@ -77,6 +78,7 @@ def changing(store: LocalStore) -> Iterator[Lease]:
         yield lease
 
 
+@sheltered
 def _count(place: tuple[str, str], change: int) -> None:
     with _counting:
         _under_way[place] += change
@@ -151,6 +153,7 @@ def _has_current_chunks(store: LocalStore, packed: bytes) -> bool:
     return current == set(store.chunks(packed))
 
 
+@sheltered
 def _rewrite_one(
     store: LocalStore, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str
 ) -> bool:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kedge.blobs.shelter import give_up_if_abandoned, sheltered
 from kedge.errors import Conflict, Corrupted, NotFound, ReadOnly, StorageError, could_not_look
 from kedge.model import Checkpoint, CheckpointStatus
 from kedge.ports import UNREADABLE, Chunk, Seen, pages
@@ -132,6 +133,7 @@ class _Check:
             if progress:
                 progress(done, total)
 
+    @sheltered
     def _look_at_pack(self, pack: str, rows: Sequence[Chunk], size: int | None) -> None:
         """Check the chunks of one pack. `size` is as listed, or None: it may have grown or been removed since."""
         damaged: dict[bytes, tuple[Chunk, str]] = {}
@@ -188,6 +190,7 @@ class _Check:
         waiting: list[tuple[Chunk, Future[str]]] = []
         try:
             for chunk in rows:
+                give_up_if_abandoned()
                 waiting.append((chunk, self._store.pool().submit(_prove, self._store, chunk)))
                 self.bytes_read += chunk.stored_bytes
                 if len(waiting) > _AT_ONCE:
@@ -202,6 +205,7 @@ class _Check:
 
     # Checkpoints
 
+    @sheltered
     def judge(self, row: Row) -> None:
         """Check a checkpoint. `mark` writes the verdict later, together with others."""
         number, checkpoint, packed = row

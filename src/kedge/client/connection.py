@@ -9,18 +9,21 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx
 
 from kedge import errors
+from kedge.blobs.shelter import give_up_if_abandoned, run, steps, wait_for
 from kedge.errors import CheckpointError, Unavailable, Validation
 from kedge.store.transfer import SendAgain
 
 from .calls import Call, Endpoints
 
 T = TypeVar("T")
+
+_Asked: TypeAlias = dict[str, Any]  # what httpx takes for a request
 
 _TIMEOUT_S = 120.0
 
@@ -44,9 +47,9 @@ class _Address:
         self.headers = {"Authorization": f"Bearer {given}"} if given else {}
         self.namespace = namespace
 
-    def request(self, call: Call[Any]) -> dict[str, Any]:
+    def request(self, call: Call[Any]) -> _Asked:
         params = {"namespace": self.namespace, **call.params}
-        wanted: dict[str, Any] = {
+        wanted: _Asked = {
             "method": call.method,
             "url": self.base.rstrip("/") + call.path,
             "params": {name: value for name, value in params.items() if value is not None and value != []},
@@ -57,7 +60,7 @@ class _Address:
             wanted["headers"]["Content-Type"] = "application/json"
         return wanted
 
-    def binary(self, method: str, path: str, body: bytes | Iterator[bytes] | None) -> dict[str, Any]:
+    def binary(self, method: str, path: str, body: bytes | Iterator[bytes] | None) -> _Asked:
         wanted = self.request(Call(method, path, lambda answer: answer))
         if body is not None:
             wanted["content"] = body
@@ -110,14 +113,19 @@ class Client(Endpoints):
         self._http = httpx.Client(timeout=_TIMEOUT_S, transport=transport, trust_env=transport is None)
 
     def send(self, call: Call[T]) -> T:
-        with _reaching(self._address.base, is_read=call.method == "GET"):
-            answer = self._http.request(**self._address.request(call))
+        is_read = call.method == "GET"
+        with _reaching(self._address.base, is_read=is_read):
+            answer = self._ask(self._address.request(call), is_read=is_read)
         return call.parse(_content(answer))
+
+    def _ask(self, request: _Asked, *, is_read: bool = False) -> httpx.Response:
+        """Elsewhere than in the main thread: the connections have locks, and a signal handler may need them."""
+        return (wait_for if is_read else run)(self._http.request, **request)
 
     def exchange(self, path: str, body: bytes) -> bytes:
         """Post bytes; return the bytes of the response."""
         with _reaching(self._address.base):
-            answer = self._http.request(**self._address.binary("POST", path, body))
+            answer = self._ask(self._address.binary("POST", path, body), is_read=True)
         if answer.status_code >= 400:
             _content(answer)
         return answer.content
@@ -127,18 +135,31 @@ class Client(Endpoints):
         request = self._address.binary("POST", path, body)
         request["headers"]["Content-Type"] = media_type
         with _reaching(self._address.base):
-            answer = self._http.request(**request)
+            answer = self._ask(request)
         return _content(answer)
 
     @contextmanager
     def download(self, path: str, body: bytes | None = None) -> Iterator[Download]:
         """Read a response of any length as it arrives."""
         request = self._address.binary("GET" if body is None else "POST", path, body)
-        with _reaching(self._address.base, is_read=True), self._http.stream(**request) as answer:
-            if answer.status_code >= 400:
-                answer.read()
-                _content(answer)
-            yield Download(answer.iter_bytes(1 << 20))
+        with _reaching(self._address.base, is_read=True):
+            answer = run(self._begin, request)
+            try:
+                if answer.status_code >= 400:
+                    run(answer.read)
+                    _content(answer)
+                yield Download(steps(answer.iter_bytes(1 << 20)))
+            finally:
+                run(answer.close)
+
+    def _begin(self, request: _Asked) -> httpx.Response:
+        answer = self._http.send(self._http.build_request(**request), stream=True)
+        try:
+            give_up_if_abandoned()
+        except BaseException:
+            answer.close()  # else its connection would stay in use
+            raise
+        return answer
 
     def again(self) -> Self:
         """A new client of the same service, for a forked child: it cannot use the parent's connections."""
@@ -148,7 +169,7 @@ class Client(Endpoints):
         return other
 
     def close(self) -> None:
-        self._http.close()
+        run(self._http.close)
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from kedge.blobs.shelter import sheltered
 from kedge.chunks import portions
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointStatus
@@ -137,6 +138,7 @@ def export(store: LocalStore, checkpoint_id: str) -> Exported:
     return Exported(record_to_export(checkpoint, packed, key), references, store.read_chunks, sizes)
 
 
+@sheltered
 def adopt(store: LocalStore, exported: Sequence[Exported], *, actor: str, moved: Moved) -> Checkpoints:
     """Save checkpoints unchanged, moving only the chunks that are missing here. Return those with their IDs here.
 

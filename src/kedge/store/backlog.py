@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kedge.blobs.direct import round_up
+from kedge.blobs.shelter import give_up_if_abandoned, sheltered
 from kedge.chunks import portions
 from kedge.errors import CheckpointError
 from kedge.ports import Blobs, BlobWriter, Chunk, ChunksGone, Index, NewCheckpoint, RecordPlace, SavedRow
@@ -84,6 +85,7 @@ class Backlog:
             with suppress(CheckpointError):  # the next process, or gc, copies it
                 self.copy(CLOSING_S)
 
+    @sheltered
     def copy(self, limit_s: float | None = None) -> int:
         """Copy what only the index has, or as much as `limit_s` allows. Return the number of saves copied.
 
@@ -92,6 +94,7 @@ class Backlog:
         until = None if limit_s is None else time.monotonic() + limit_s
         count, goal = 0, None
         while until is None or time.monotonic() < until:
+            give_up_if_abandoned()
             with self._copying:
                 copied = self._copy_batch()
             count += copied.saves

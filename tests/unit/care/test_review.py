@@ -165,6 +165,22 @@ def test_no_save_reads_the_history(policy: RetentionPolicy, tmp_path: Path, monk
             counted.rows = 0
 
 
+def test_of_processes_that_save_once_few_walk_through_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6: closing goes on with a walk, so each of them would read all of it; one in a tenth of the history does."""
+    with kedge.open(tmp_path) as manager:
+        manager.store.index.commit([record(n) for n in range(2000)], actor="test")
+        manager.set_retention("long", RetentionPolicy(keep_last=10_000))
+    rows = 0
+    for _ in range(20):
+        with kedge.open(tmp_path) as manager:
+            counted = Counted(manager.store.index, monkeypatch)
+            manager.save("long", "step", {})
+        rows += counted.rows
+    assert rows <= 2000 + 20 * 16 + PAGE_ROWS
+
+
 def test_saves_together_do_all_that_the_policy_asks_for(tmp_path: Path) -> None:
     with kedge.open(tmp_path) as manager:
         manager.store.index.commit([replace(record(n), is_pinned=n == 7) for n in range(1000)], actor="test")
