@@ -196,10 +196,10 @@ from kedge.errors import Conflict
 
 tool, exchange, exchanged = rootfs._mount_tool, rootfs.exchange, []
 
-def refuse(command, *rest):
+def refuse(command, *rest, failure=Conflict, **options):
     if command == "mount":
-        raise Conflict("that is not to be")
-    tool(command, *rest)
+        raise failure("that is not to be")
+    tool(command, *rest, **options)
 
 def once(*paths):
     if not (exchanged and sys.argv[1]):
