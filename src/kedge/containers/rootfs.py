@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.blobs import libc
+from kedge.blobs.kernel import mounts
 from kedge.errors import CheckpointError, Conflict, Validation, storage_error, storage_errors
 from kedge.files import Tree
 
@@ -44,7 +45,7 @@ def find_rootfs(bundle: Path, spec_root: str) -> Rootfs:
         raise Validation(f"the bundle has no root file system at {point}", hint="mount or make it first")
     options = _overlay_options(point)
     if options is None:
-        return Rootfs("directory", point, point, is_mount=any(_mounts_at(point)))
+        return Rootfs("directory", point, point, is_mount=any(mount.point == str(point) for mount in mounts()))
     upper = _option(options, "upperdir")
     if upper is None:
         return Rootfs("none", point, point)  # an overlay without upper directory cannot be written
@@ -89,22 +90,10 @@ def _overlay_options(point: Path) -> str | None:
     """The options of the overlay mounted last at `point`, those of the mount (nodev) and of the overlay; None when that
     is none."""
     options = None
-    for fields in _mounts_at(point):
-        behind = fields.index("-")
-        options = f"{fields[5]},{_plain(fields[behind + 3])}" if fields[behind + 1] == "overlay" else None
+    for mount in mounts():
+        if mount.point == str(point):
+            options = mount.options if mount.kind == "overlay" else None
     return options
-
-
-def _mounts_at(point: Path) -> Iterator[list[str]]:
-    """The fields of /proc/self/mountinfo of each mount there, the last one on top."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split(" ")
-        if _plain(fields[4]) == str(point):
-            yield fields
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
 
 
 def copy_away(source: Path, target: Path) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kedge.blobs.direct import sync_directory
 from kedge.blobs.group_files import OWN_FILE, is_writable, make_folder, make_store_folder, open_lock, share
+from kedge.blobs.kernel import is_network, mounts
 from kedge.blobs.packs import PackBlobs
 from kedge.blobs.reserve import NAME as RESERVE
 from kedge.blobs.reserve import Reserve
@@ -37,7 +38,6 @@ INDEX = "index.sqlite"
 PACKS = "packs"
 KEYRINGS = "keyrings"
 
-_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "ncpfs", "afs", "ceph", "lustre", "glusterfs", "sshfs", "s3fs")
 _MARKER = re.compile(
     rb"Kedge store\nformat: \d{1,9}\nid: (?P<id>[0-9a-f]{32})\nindex: (?P<index>index(?:-\d{1,9})?\.sqlite)\n"
     rb"encrypted: (?P<encrypted>yes|no)\nwritten by: [0-9A-Za-z.+-]{1,64}\n(?:[a-z ]{1,32}: [^\n]*\n)*"
@@ -263,24 +263,10 @@ def refuse_foreign(path: Path) -> None:
 
 def refuse_network(path: Path) -> None:
     """Refuse network file systems, where other machines cannot see file locks."""
-    kind = _file_system(path)
-    if kind.removeprefix("fuse.").startswith(_NETWORK_FILE_SYSTEMS):
+    device = os.stat(path).st_dev
+    kind = next((mount.kind for mount in mounts() if mount.device == device), "")
+    if is_network(kind):
         raise NotAStore(
             f"{path} is on a network file system ({kind}), where locks cannot be trusted",
             hint="use a local disk, or a store for many machines (postgresql://…)",
         )
-
-
-def _file_system(path: Path) -> str:
-    """Return the file system type of `path`; "" if the system does not tell."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        if before.split()[2] == wanted:
-            return after.split()[0]
-    return ""

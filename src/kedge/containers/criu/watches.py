@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from kedge.blobs.kernel import mounts
 from kedge.containers.pids import list_names, read_text
 from kedge.errors import Conflict
 
@@ -61,11 +62,9 @@ def _watched(pid: int) -> Iterator[Inode]:
 def _overlays(pid: int) -> dict[int, str]:
     """Where overlays are mounted, by their devices."""
     points: dict[int, str] = {}
-    for line in read_text(f"/proc/{pid}/mountinfo").splitlines():
-        fields = line.split(" ")
-        if fields[fields.index("-") + 1] == "overlay":
-            major, _, minor = fields[2].partition(":")
-            points.setdefault(os.makedev(int(major), int(minor)), fields[4])
+    for mount in mounts(pid):
+        if mount.kind == "overlay":
+            points.setdefault(mount.device, mount.point)
     return points
 
 

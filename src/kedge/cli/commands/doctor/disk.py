@@ -10,11 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from kedge.blobs.direct import aligned_memory, sync_directory
+from kedge.blobs.kernel import Mount, is_network, mounts
 from kedge.cli.findings import Finding, judge
 from kedge.terminal.text import size
 
@@ -26,7 +26,6 @@ _PIECES = 8
 
 _SLOW_SYNC_S = 0.02
 _SKEW_S = 2.0
-_NETWORK = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs")
 
 
 def disk_findings(directory: Path) -> Iterator[Finding]:
@@ -84,41 +83,24 @@ def _space(place: Path) -> Iterator[Finding]:
         yield Finding("free space", "warn", f"only {room.f_favail} more files can be created", "delete unneeded files")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    point: str
-    kind: str
-    options: tuple[str, ...]
-
-
 def mount_of(path: Path) -> Mount:
-    """The mount `path` is on, by the longest mount point above it; empty fields where the system does not tell."""
+    """The mount that `path` is on, by the longest mount point above it; without a type if the system does not tell."""
     real = os.path.realpath(path)
-    best = Mount("/", "", ())
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return best
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        fields, (kind, _, *more) = before.split(), after.split()
-        point = fields[4].replace("\\040", " ")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best.point):
-            best = Mount(point, kind, (*fields[5].split(","), *",".join(more).split(",")))
-    return best
+    above = [mount for mount in mounts() if real == mount.point or real.startswith(mount.point.rstrip("/") + "/")]
+    return max(reversed(above), key=lambda mount: len(mount.point), default=Mount(0, "/", "", ""))
 
 
 def _file_system(mount: Mount) -> Finding:
     what = f"{mount.kind or 'unknown'} at {mount.point}"
     status, note, fix = "ok", "", ""
+    options = set(mount.options.split(","))
     if mount.kind in ("tmpfs", "ramfs"):
         status, fix = "warn", "it is memory: the store is gone after a reboot"
-    elif mount.kind.startswith(_NETWORK):
+    elif is_network(mount.kind):
         status, fix = "bad", "locks cannot be trusted over a network: use a local disk"
-    elif {"nobarrier", "barrier=0"} & set(mount.options):
+    elif {"nobarrier", "barrier=0"} & options:
         status, note, fix = "warn", ", mounted without barriers", "a power cut can lose saves: mount it with barriers"
-    elif "ro" in mount.options:
+    elif "ro" in options:
         status, note, fix = "bad", ", mounted read-only", "mount it read-write"
     elif mount.kind == "overlay":
         status, fix = "note", "the layer of a container: use a volume to keep the store beyond it"
