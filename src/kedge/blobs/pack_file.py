@@ -300,14 +300,14 @@ class PackPool:
 
 
 def check_name(pack: str) -> str:
-    """The name of a pack. It comes from an index row: one that was damaged, or forged, must lead nowhere else."""
+    """Return a pack's name if it is valid. It comes from an index row: a damaged or forged one must not be a path."""
     if NAME.fullmatch(pack) is None:
         raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run kedge check")
     return pack
 
 
 def check_writer(pid: int, *, is_finished: bool) -> None:
-    """Validation for a writer of another process, or one that takes no more."""
+    """Raise Validation for a writer of another process, or a finished one."""
     if pid != os.getpid():
         raise Validation("this writer belongs to the parent process", hint="save again after the fork")
     if is_finished:

@@ -279,7 +279,7 @@ def _refuse_constant(name: str) -> object:
     raise Validation(f"{name} is not JSON", hint="use null, or a string")
 
 
-# Made once: `json.loads` makes one each time that it is told how to read.
+# Created once: with options, `json.loads` creates a decoder for each call.
 _parse = json.JSONDecoder(
     object_pairs_hook=_distinct, parse_int=_to_int, parse_float=_to_float, parse_constant=_refuse_constant
 ).decode

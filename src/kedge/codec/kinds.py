@@ -152,7 +152,7 @@ class Problem(Exception):
 
 
 def unsupported(what: str, hint: str) -> Problem:
-    """The problem of a value that cannot be saved, or not restored exactly; `what` follows its path."""
+    """Return the problem of a value that cannot be saved and restored exactly; `what` follows its path."""
     return Problem(f"{{path}} {what}", hint, UnsupportedType)
 
 

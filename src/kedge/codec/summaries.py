@@ -66,7 +66,7 @@ _NUMBERS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u
 
 
 def numbers_of(summary: BufferSummary, most: int) -> list[int | float] | None:
-    """The numbers of a small array whose bytes are in the tree; None if there are more, or its type is another."""
+    """Return the numbers of a small array whose bytes are in the tree; None for larger ones and other types."""
     dtype = NUMPY_DTYPES.get(summary.dtype, summary.dtype)
     code = _NUMBERS.get(dtype[1:])
     if code is None or summary.ordinals or summary.kind not in ("ndarray", "tensor", "numpy scalar", "jax array"):

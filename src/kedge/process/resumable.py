@@ -46,7 +46,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:@+-]+")
 class CheckpointPolicy:
     """When a process saves itself and what it keeps. A limit of None never asks for a checkpoint, or deletes one.
 
-    `validate_on_save` and `verify_on_load` say when the process's own validator is asked; digests are always verified.
+    `validate_on_save` and `verify_on_load` control the process's own validator; digests are always verified.
     """
 
     interval_items: int | None = 100

@@ -130,7 +130,7 @@ class KnownChunks:
         self._saw(whole)  # only what was read: relying on a pack does not renew trust in it
 
     def _whole(self, places: Iterable[Place]) -> set[str]:
-        """The packs of these places that are as long as they must be."""
+        """Return the packs that reach to the ends of these places."""
         ends: dict[str, int] = {}
         for pack, end in places:
             ends[pack] = max(end, ends.get(pack, 0))
