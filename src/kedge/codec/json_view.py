@@ -17,6 +17,7 @@ view is for reading; it cannot be loaded again.
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -219,7 +220,7 @@ def from_json(text: str | bytes) -> Any:
     """
     try:
         if not isinstance(text, str):
-            text = bytes(text).decode("utf-8-sig")
+            text = bytes(text).removeprefix(codecs.BOM_UTF8).decode()  # "utf-8-sig" is written in Python
         state = _parse(text)
     except RecursionError:
         raise _too_deep() from None
@@ -233,7 +234,7 @@ def from_json(text: str | bytes) -> Any:
         raise Validation(
             f"this is not JSON: {error.msg} at {where}", hint="check it with python -m json.tool"
         ) from None
-    if _depth_is_over(state, PART_DEPTH):
+    if text.count("{") + text.count("[") > PART_DEPTH and _depth_is_over(state, PART_DEPTH):
         raise _too_deep()
     return state
 
