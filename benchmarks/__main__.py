@@ -81,6 +81,7 @@ SERVER: Rows = {
     "pages": server.pages,
     "look-ups": server.look_ups,
     "posts": server.durable_posts,
+    "posts-by-hand": server.posts_by_hand,
     "transfers": transfers.memory,
     "views": page.run,
 }

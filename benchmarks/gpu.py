@@ -171,7 +171,7 @@ def _fast_load(path: Path, device: str) -> Callable[[], object]:
         raise Missing("fastsafetensors is not installed") from None
 
     def load() -> object:
-        loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True)
+        loader = SafeTensorsFileLoader(SingleGroup(), f"{device}:0" if device == "cuda" else device, nogds=True)
         loader.add_filenames({0: [str(path)]})
         copied = loader.copy_files_to_device()
         return loader, copied, {name: copied.get_tensor(name) for name in loader.get_keys()}

@@ -37,6 +37,55 @@ async def look(name: str) -> dict:
 uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False)
 """
 
+# What a POST costs that stores nothing: uvicorn with its quickest parts reads the JSON and answers.
+_NOTHING_STORED = """
+import json, sys
+import uvicorn
+async def app(scope, receive, send):
+    if scope["type"] != "http":
+        return
+    body, is_whole = b"", False
+    while not is_whole:
+        message = await receive()
+        body += message.get("body", b"")
+        is_whole = not message.get("more_body")
+    answer = json.dumps({"step": json.loads(body)["step"]}).encode() if body else b"{}"
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False, http="httptools", lifespan="off")
+"""
+
+# What somebody writes by hand: FastAPI and a table in SQLite, one durable INSERT for each POST.
+_BY_HAND = """
+import os, sqlite3, sys, threading
+from fastapi import FastAPI
+from pydantic import BaseModel
+import uvicorn
+class Save(BaseModel):
+    step: str
+    state: dict[str, object]
+app, here = FastAPI(), threading.local()
+def connection():
+    if not hasattr(here, "connection"):
+        here.connection = sqlite3.connect(sys.argv[2], timeout=60, isolation_level=None)
+        here.connection.execute("PRAGMA journal_mode = WAL")
+        here.connection.execute("PRAGMA synchronous = FULL")
+    return here.connection
+connection().execute("CREATE TABLE states (seq INTEGER PRIMARY KEY, id TEXT UNIQUE, job TEXT, state TEXT)")
+connection().execute("CREATE INDEX latest ON states (job, seq)")
+@app.get("/x")
+def look() -> dict:
+    return {}
+@app.post("/api/v1/jobs/{job}/checkpoints", status_code=201)
+def save(job: str, body: Save) -> dict:
+    name = os.urandom(8).hex()
+    row = name, job, body.model_dump_json()
+    connection().execute("INSERT INTO states (id, job, state) VALUES (?, ?, ?)", row)
+    return {"id": name}
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False)
+"""
+
 _POST = """
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
@@ -110,9 +159,7 @@ def durable_posts(bench: Bench) -> list[Row]:
     _need_wrk()
     folder = bench.fresh("posts")
     duration_s = 1.0 if bench.quick else 3.0
-    body = '{"step":"step","state":{"payload":"' + "x" * PAYLOAD_BYTES + '"}}'
-    script = folder / "post.lua"
-    script.write_text(_POST.replace("BODY", f"'{body}'"))
+    script = _posts(folder)
     rows = []
     with kedge.open(folder / "own") as manager:
         for workers in (1, 2):
@@ -129,8 +176,41 @@ def durable_posts(bench: Bench) -> list[Row]:
                     },
                 )
             work = f"durable POST of 1 KB, {CLIENTS} clients, {workers} worker{'s' if workers > 1 else ''}"
-            rows.append(Row(work, samples["kedge"], "group commit", samples["store"], 0.7, show=per_second))
+            rows.append(Row(work, samples["kedge"], "group commit", samples["store"], 0.8, show=per_second))
     return rows
+
+
+def posts_by_hand(bench: Bench) -> list[Row]:
+    """The same POSTs against a service that somebody writes by hand, and against one that stores nothing."""
+    _need_wrk()
+    folder = bench.fresh("posts-by-hand")
+    script = _posts(folder)
+    by_hand = [sys.executable, "-c", _BY_HAND, "{port}", str(folder / "by-hand.sqlite")]
+    bare = [sys.executable, "-c", _NOTHING_STORED, "{port}"]
+    with (
+        serving(folder / "store") as url,
+        _process(by_hand, "/x") as hand,
+        _process(bare, "/") as nothing,
+    ):
+        servers = {"kedge": url, "hand": hand, "nothing": nothing}
+        sides = {
+            name: lambda server=server: _wrk(server, "", bench, clients=CLIENTS, script=script)  # type: ignore[misc]
+            for name, server in servers.items()
+        }
+        samples = interleave(bench.rounds, sides)
+    work = f"durable POST of 1 KB, {CLIENTS} clients"
+    return [
+        Row(work, samples["kedge"], "FastAPI with SQLite FULL", samples["hand"], show=per_second),
+        Row(work, samples["kedge"], "uvicorn alone, nothing stored", samples["nothing"], show=per_second),
+    ]
+
+
+def _posts(folder: Path) -> Path:
+    """The script for wrk."""
+    body = '{"step":"step","state":{"payload":"' + "x" * PAYLOAD_BYTES + '"}}'
+    script = folder / "post.lua"
+    script.write_text(_POST.replace("BODY", f"'{body}'"))
+    return script
 
 
 def _need_wrk() -> None:
