@@ -44,7 +44,7 @@ def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -
     page.fill("#keep_within", "")
     page.wait_for_selector("#plan >> text=7 checkpoints go")
     page.click("button:text-is('Save this policy')")
-    shows(page, ".notice", "kept with the job")
+    shows(page, ".notice", "saved with the job")
     sees(page.locator("#keep_last")).to_have_value("4")
     with kedge.open(known["place"]) as store:
         kept = store.jobs("retained")[0].retention

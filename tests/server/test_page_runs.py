@@ -98,6 +98,7 @@ def test_a_run_that_was_given_up_is_retried_on_its_page(client: TestClient, stor
     Worker(store, ["q"], {fails_once.name: fails_once}, lease_s=60).serve(until_empty=True)
     page = client.get("/runs/r").text
     assert "Given up after 1 failed attempt" in page
+    assert '<a href="/queues#queue-q">q</a>' in page
     assert 'action="/queues/retry"' in page
     client.post("/queues/retry", data={"queue": "q", "run": "r"}, headers={"Sec-Fetch-Site": "same-origin"})
     assert 'action="/queues/retry"' not in client.get("/runs/r").text, "it is in the queue already"

@@ -113,7 +113,7 @@ def _serve(config: uvicorn.Config, listening: socket.socket | None) -> None:
     logs.announce(_address(config, listening))
     with tempfile.TemporaryDirectory(prefix="kedge-metrics-") as shared:
         os.environ[metrics.SHARED] = shared
-        Multiprocess(config, sockets=[listening]).run()
+        _Workers(config, sockets=[listening]).run()
 
 
 @contextmanager
@@ -155,6 +155,14 @@ def _is_served(path: str) -> bool:
         except ConnectionRefusedError:
             return False
     return True
+
+
+class _Workers(Multiprocess):
+    """Says when the service stops: a worker that stops alone is replaced."""
+
+    def terminate_all(self) -> None:
+        notify("STOPPING=1")
+        super().terminate_all()
 
 
 class _Server(uvicorn.Server):

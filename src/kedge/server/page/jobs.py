@@ -219,13 +219,14 @@ async def clean_up(
     request: Request, access: Writer, job: str, keep_last: Annotated[int, Form(ge=1, le=100)]
 ) -> Response:
     gone = await access.ask(lambda store: store.cleanup(job, keep_last))
-    return see(request, f"/jobs/{quote(job, safe='')}", f"{gone:,} checkpoints deleted.")
+    return see(request, f"/jobs/{quote(job, safe='')}", f"{count_of(gone, 'checkpoint')} deleted.")
 
 
 @router.post("/jobs/{job}/copy")
 async def copy(request: Request, access: Writer, job: str, new_job: Annotated[str, Form(max_length=200)]) -> Response:
     made = await access.ask(lambda store: store.copy(job, new_job))
-    return see(request, f"/jobs/{quote(new_job, safe='')}", f"{len(made):,} checkpoints copied; they share every byte.")
+    text = f"{count_of(len(made), 'checkpoint')} copied; no byte is stored twice."
+    return see(request, f"/jobs/{quote(new_job, safe='')}", text)
 
 
 @router.post("/jobs/{job}/chosen")

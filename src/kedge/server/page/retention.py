@@ -15,6 +15,7 @@ from kedge.care.retention import RetentionPolicy
 from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel
+from kedge.terminal.text import count_of
 
 from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, find_job, see
@@ -76,11 +77,11 @@ async def change_retention(request: Request, access: Writer, job: str) -> Respon
     elif do == "store":
         policy = policy_of(_given(form))
         await access.ask(lambda store: store.set_retention(job, policy))
-        text = "The policy is kept with the job, and applied after its saves."
+        text = "The policy is saved with the job and applied after each save."
     elif do == "apply":
         policy = policy_of(_given(form))
         done = await access.ask(lambda store: store.apply(policy, job=job, dry_run=False))
-        text = f"{len(done.delete):,} checkpoints deleted. gc gives back their space."
+        text = _deleted(len(done.delete))
     else:
         raise Validation("that is not something to do with a policy", hint="go back and choose again")
     return see(request, f"/jobs/{quote(job, safe='')}" + ("" if do == "apply" else "/retention"), text)
@@ -102,7 +103,11 @@ async def clean_all(request: Request, access: Writer) -> Response:
     form = {name: str(value) for name, value in (await request.form()).items()}
     policy = policy_of(_given(form))
     done = await access.ask(lambda store: store.apply(policy, dry_run=False))
-    return see(request, "/retention", f"{len(done.delete):,} checkpoints deleted. gc gives back their space.")
+    return see(request, "/retention", _deleted(len(done.delete)))
+
+
+def _deleted(count: int) -> str:
+    return f"{count_of(count, 'checkpoint')} deleted. The next gc frees {'its' if count == 1 else 'their'} space."
 
 
 def _previewed(

@@ -161,7 +161,8 @@ async def care(request: Request, access: Administrator, kind: Literal["verify", 
 
     tasks = access.service.tasks
     await access.ask(lambda store: tasks.start(kind, store, work))
-    return see(request, "/storage", f"{kind} is at work.")
+    what = "Garbage collection" if kind == "gc" else "Verification"
+    return see(request, "/storage", f"{what} has started. This page shows its progress.")
 
 
 @router.get("/activity")
