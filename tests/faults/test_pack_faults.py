@@ -472,7 +472,7 @@ MUTANTS: dict[str, list[tuple[object, str, Callable[..., object]]]] = {
     "no fsync of the directory": [(pack_file.Folder, "sync", skip)],
     "no fsync of the parent": [
         (pack_file.Folder, "sync", sync_without_parent),
-        (pack_file, "_make_directory", lambda path: os.makedirs(path, exist_ok=True)),
+        (pack_file, "make_directories", lambda path, *_: os.makedirs(path, exist_ok=True)),
     ],
     "only the first pack is synced": [(PackWriter, "commit", commit_without_sync_of_later_packs)],
     "committed space is given back": [(pack_file.OpenPack, "settle", reuse_committed_space)],

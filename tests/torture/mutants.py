@@ -224,7 +224,7 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
             kedge.blobs.packs.PackWriter, "commit", _released(kedge.blobs.packs.PackWriter.commit)
         ),
     ),
-    "pack removed unasked": (lambda: mock.patch("kedge.care.gc._is_garbage", return_value=True),),
+    "pack removed unasked": (lambda: mock.patch("kedge.care.gc.partial", return_value=lambda: True),),
     "packs without records removed": (_removes_untold,),
     "copies not in order": (_copies_backwards,),
     "recorded before it is durable": (_recorded_early,),

@@ -36,7 +36,7 @@ CAUGHT: dict[str, tuple[str, ...]] = {
         "index/sqlite/closed_mark.py IndexState._write sync_data",
     ),
     f"{_DURABLE}packs_whose_folder_another_process_made": ("blobs/pack_file.py Folder.sync sync_directory 2",),
-    f"{_DURABLE}a_folder_of_packs_that_is_made_when_it_is_gone": ("blobs/pack_file.py _make_directory sync_directory",),
+    f"{_DURABLE}a_folder_of_packs_that_is_made_when_it_is_gone": ("blobs/direct.py make_directories sync_directory",),
     f"{_DURABLE}packs_beside_a_database": (
         "store/directory.py open_packs sync_directory",
         "store/directory.py open_packs _sync_names",
