@@ -334,7 +334,7 @@ def test_a_root_of_many_layers(engine: Engine, upper: str) -> None:
 
 @criu
 def test_a_root_keeps_how_it_was_mounted(engine: Engine) -> None:
-    """Podman mounts roots without devices, and a restore gives none."""
+    """Podman mounts roots without devices if it is told to (mountopt), and a restore gives none."""
     root = engine.bundle("one", *KEPT, "KEDGE_POLICY=fail") / "rootfs"
 
     def options() -> str:
