@@ -367,10 +367,10 @@ with mock.patch("kedge.blobs.shelter.is_exposed", return_value=False):
 
 
 def test_signals_at_random_instants(tmp_path: Path) -> None:
-    done = interrupts.torture(3, tmp_path, count=900)
-    assert done["interrupts"] > 400
-    assert done["interrupted"] > 50
-    assert done["handlers that saved"] > 50
+    done = interrupts.torture(4, tmp_path, count=900)
+    assert done["interrupts"] >= 900
+    assert done["interrupted"] >= 90
+    assert done["handlers that saved"] >= 90
 
 
 def test_a_handler_in_the_middle_of_a_fork_is_told(tmp_path: Path) -> None:
