@@ -5,6 +5,7 @@ module is asked for as "module:torch", or with `library("torch")` where it is us
 when a part is missing.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
         if groups and "@" not in item.nodeid.rpartition("]")[2]:
             item._id = coerce_node_id(f"{item.nodeid}@{'_'.join(groups)}")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What collecting has made stays until the end: no collection of garbage looks at its million objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
