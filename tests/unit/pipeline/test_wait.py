@@ -45,7 +45,7 @@ def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointMan
     assert [waiting["for"], waiting["name"], waiting["prompt"]] == ["approval", "release/publish", "Go live?"]
     with pytest.raises(NotFound, match="it waits for: release/publish"):
         kedge.decide(store, "r", "other", True)
-    with pytest.raises(kedge.Validation, match="no decision"):
+    with pytest.raises(kedge.Validation, match="is not a decision"):
         kedge.decide(store, "r", "release/publish", "no")  # type: ignore[arg-type]
     made = kedge.decide(store, "r", "release/publish", True, actor="ada", comment="fine")
     with pytest.raises(Conflict, match="was approved by ada"):

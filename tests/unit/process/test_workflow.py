@@ -71,7 +71,7 @@ def test_an_approval_blocks_and_is_decided_once(workflows: Workflows) -> None:
     ):
         with pytest.raises(Conflict):
             refused()
-    with pytest.raises(Validation, match="no decision"):
+    with pytest.raises(Validation, match="is not a decision"):
         workflows.approve_checkpoint(execution, "publish", "no")  # type: ignore[arg-type]
     assert workflows.approve_checkpoint(execution, "publish", True, actor="ada", comment="fine") is True
     with pytest.raises(Conflict, match="was approved by ada"):
