@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 import kedge
 from kedge.pipeline.consumer import Worker
+from kedge.pipeline.entries import DEAD
 from kedge.pipeline.heartbeat import Heartbeat
 
 
@@ -104,6 +105,20 @@ def test_a_run_that_was_given_up_is_retried_on_its_page(client: TestClient, stor
     assert 'action="/queues/retry"' not in client.get("/runs/r").text, "it is in the queue already"
     Worker(store, ["q"], {fails_once.name: fails_once}, lease_s=60).serve(until_empty=True)
     assert len(tried) == 2
+
+
+def test_a_failed_run_that_its_queue_tries_again_says_so(client: TestClient, store: kedge.CheckpointManager) -> None:
+    queue = kedge.queue("q", store=store)
+    queue.submit(child, 1, key="r", delay_s=3600, retries=3)
+    about = {"kind": "run", "status": "failed", "session": 1, "queue": "q", "error": "ValueError: no"}
+    store.save("r", "run failed", {}, tags={"kind": "run"}, metadata=about)
+    page = client.get("/runs/r").text
+    assert 'A worker of queue <a href="/queues#queue-q">q</a> tries it again (0 failed attempts so far)' in page
+    assert 'action="/queues/retry"' not in page
+    store.tag(store.list("queue:q")[0].id, state=DEAD)
+    page = client.get("/runs/r").text
+    assert "tries it again (" not in page
+    assert 'action="/queues/retry"' in page
 
 
 def test_a_run_of_a_queue_that_waits_leads_to_its_page(client: TestClient, store: kedge.CheckpointManager) -> None:

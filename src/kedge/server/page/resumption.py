@@ -25,12 +25,13 @@ def can_requeue(run: RunSummary, *, has_failed_items: bool) -> bool:
     return bool(run.queue) and run.status is RunStatus.COMPLETED and has_failed_items
 
 
-def given_up(store: CheckpointManager, run: RunSummary) -> Entry | None:
-    """The entry of a run that the workers of its queue have given up."""
+def failed_entry(store: CheckpointManager, run: RunSummary) -> Entry | None:
+    """The entry of a run that failed or died in its queue: DEAD if its workers have given it up."""
     if not run.queue or run.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
         return None
+    only = {} if run.status is RunStatus.FAILED else {"state": DEAD}
     try:
-        records = store.list(queue_job(run.queue), tags={"run": run.key, "state": DEAD}, limit=1)
+        records = store.list(queue_job(run.queue), tags={"run": run.key, **only}, limit=1)
     except InvalidName:  # anybody who may save can write such a record
         return None
     return next(entries_of(records), None)

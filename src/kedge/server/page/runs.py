@@ -17,6 +17,7 @@ from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, RunStatus, to_date
 from kedge.pipeline.approval import APPROVAL, decide, pending_approvals
 from kedge.pipeline.call_values import arguments_of, result_of
 from kedge.pipeline.cancellation import cancel
+from kedge.pipeline.entries import DEAD
 from kedge.pipeline.history import (
     FIRST_TIME,
     Explanation,
@@ -41,7 +42,7 @@ from .approvals import as_json, asked, decided
 from .items import grid_of
 from .kinds import STATUSES, Kind
 from .memory import memory_of
-from .resumption import can_requeue, can_resume, given_up, start_again
+from .resumption import can_requeue, can_resume, failed_entry, start_again
 from .roster import Entry
 from .templates import Number, PageRoute, Reader, Writer, answer, linked, see
 from .timeline import Row, Span, timeline
@@ -195,6 +196,7 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
     at_work = run.status is RunStatus.RUNNING
     is_cancelling = at_work and bool(store.list(key + INBOX_SUFFIX, metadata={"kind": CANCEL}, limit=1))
     has_ended = run.status in (RunStatus.COMPLETED, RunStatus.CANCELLED)
+    entry = failed_entry(store, run)
     return {
         "at_work": at_work,
         "is_cancelling": is_cancelling,
@@ -202,7 +204,8 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
         "can_signal": may_write and not has_ended,
         "can_resume": can_resume(run, has_failed_items=has_failed_items),
         "can_requeue": can_requeue(run, has_failed_items=has_failed_items),
-        "dead": given_up(store, run),
+        "dead": entry if entry is not None and entry.state == DEAD else None,
+        "next_try": entry if entry is not None and entry.state != DEAD else None,
         "signals": [wait.get("name", "") for wait in run.waiting if wait.get("for") == SIGNAL],
         "asks": asked(store, pending_approvals(store, key)),
         "decisions": decided(store, key),
