@@ -318,9 +318,9 @@ SAFEGUARDS: list[tuple[str, Any, str, str]] = [
 ]
 CONDITIONS: list[tuple[Any, str, str]] = [
     (absent_job, "j.ns_no = ns AND j.name = name_", "false"),
-    (absent_tag, "t.job_no = number AND", "false AND"),
-    (marked_otherwise, "NOT old @> seen::jsonb", "false"),
-    (marked_nothing, "old IS NULL OR", "false OR"),
+    (absent_tag, "t.name = absent_name AND", "false AND"),
+    (marked_otherwise, "NOT marked.tags @> seen::jsonb", "false"),
+    (marked_nothing, 'marked."row" IS NULL OR', "false OR"),
     (marked_too_much, "> most THEN", "> 1000 THEN"),
 ]
 
@@ -340,26 +340,41 @@ def test_each_condition_is_what_refuses(index: PostgresIndex, url: str, conditio
 
 
 def test_a_job_that_exists_is_not_begun(index: PostgresIndex, url: str) -> None:
+    """Without the look, the unique name of the job refuses it, and nothing was changed."""
     save(index)
     with pytest.raises(Unmet):
         begun_job(index)
     remove(url, "save_if_1", "j.ns_no = ns AND j.name = name_", "false")
-    begun_job(index)  # and so takes the lease of a job that others write
+    with pytest.raises(Unmet):
+        begun_job(index)
+    assert [saved.seq for saved in index.list("job")] == [1]
+    assert sql(url, "SELECT count(*) FROM kedge.lease") == [(0,)]
 
 
-def test_what_cannot_be_decided_takes_no_lease(index: PostgresIndex, url: str) -> None:
-    """A key that is not the current one is found out behind the lease, if nobody looks before it is taken (I10)."""
-    lost = replace(begun("new"), key_id="old")
-    with pytest.raises(KeysChanged):
-        save(index, lost)
-    remove(url, "save_if_1", "NOT kedge.has_key_1(namespace, key_id, true)", "false")
-    with pytest.raises(KeysChanged):
-        save(index, lost)
+def beginning_under_an_old_key(index: PostgresIndex) -> None:
+    save(index, replace(begun("new"), key_id="old"))
+
+
+def beginning_behind_nobody(index: PostgresIndex) -> None:
+    save(index, replace(begun("new"), parent="nobody"))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "check", "nothing"),
+    [
+        (beginning_under_an_old_key, "NOT kedge.has_key_1(namespace, key_id, true)", "false"),
+        (beginning_behind_nobody, "parent_ IS NOT NULL OR", ""),
+    ],
+)
+def test_each_check_of_a_beginning_is_what_refuses(
+    index: PostgresIndex, url: str, attempt: Any, check: str, nothing: str
+) -> None:
+    """What the function leaves alone is refused behind it (I5, I10), and the job is not made."""
+    with pytest.raises((KeysChanged, kedge.NotFound)):
+        attempt(index)
     assert index.job("new") is None
-    remove(url, "save_if_1", "RAISE EXCEPTION USING MESSAGE = 'save must be looked at by itself: ' || id_;", "")
-    with pytest.raises(Unmet):  # by itself, under its own lease
-        save(index, lost)
-    assert index.job("new") is not None
+    remove(url, "save_if_1", check, nothing)
+    attempt(index)
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: f"{safeguard[0]}-{safeguard[1].__name__}")
@@ -445,6 +460,7 @@ def test_chunks_of_one_round_trip_keep_their_own_bytes(index: PostgresIndex, ask
         return Chunk(digest_of(data), size, size, Encoding.RAW, data=data)
 
     some = [inline(1), chunk("packed"), *map(inline, (5000, 3, 70000)), chunk("packed too", pack="p")]
+    save(index)  # connects
     asked.clear()
     save(index, with_chunks(*some[:4]), with_chunks(*some[2:]))
     assert len(asked) == 1
@@ -453,6 +469,8 @@ def test_chunks_of_one_round_trip_keep_their_own_bytes(index: PostgresIndex, ask
 
 def test_statements_go_to_the_server_as_they_are(index: PostgresIndex, asked: list[object]) -> None:
     """psycopg reads one with more than 50 parameters anew at each use: that of a batch takes it milliseconds."""
+    save(index)  # connects
+    asked.clear()
     index.commit_each([(record(job=f"job-{n}", tags={"k": "50 % and %s"}), "me") for n in range(3)])
     index.list("job-1", Selection(tags={"k": ["50 % and %s"]}))
     assert asked

@@ -28,10 +28,10 @@ pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgre
 
 __all__ = ["index", "url"]  # fixtures
 
-OTHER_JOB = "PERFORM pg_advisory_xact_lock(keys[i]);"
-SHARED = "PERFORM pg_advisory_xact_lock_shared(keys[i]);"
-NAMESPACE = "PERFORM pg_advisory_xact_lock_shared(1801806951, ns);"
-STORE = "PERFORM pg_advisory_xact_lock_shared(1801806951, 0);"
+OTHER_JOB = "pg_advisory_xact_lock(keys[i]) IS NULL"
+SHARED = "pg_advisory_xact_lock_shared(keys[i]) IS NULL"
+NAMESPACE = "pg_advisory_xact_lock_shared(1801806951, ns) IS NULL"
+STORE = "pg_advisory_xact_lock_shared(1801806951, 0) IS NULL"
 
 
 class Alone(NamedTuple):
@@ -294,7 +294,7 @@ def test_who_relies_on_the_same_waits(index: PostgresIndex, url: str, name: str)
     assert refusal is not None or refused == []
     assert index.integrity_problems() == []
     sql(url, "TRUNCATE kedge.job, kedge.checkpoint, kedge.lease, kedge.tag, kedge.chunk, kedge.deleted")
-    remove(url, "lock_1", lock, "NULL;")
+    remove(url, "lock_1", lock, "false")
     assert not cross()[0]
     sql(url, "TRUNCATE kedge.job, kedge.checkpoint, kedge.lease, kedge.tag, kedge.chunk, kedge.deleted")
 
@@ -325,7 +325,7 @@ def test_a_store_is_not_made_an_encrypted_one_beside_the_first_save_of_another_n
 
     assert cross("job")
     sql(url, "TRUNCATE kedge.job, kedge.checkpoint")
-    remove(url, "lock_1", STORE, "NULL;")
+    remove(url, "lock_1", STORE, "false")
     assert not cross("job")
     sql(url, "TRUNCATE kedge.job, kedge.checkpoint")
 
@@ -362,7 +362,7 @@ def test_keys_are_not_changed_beside_a_save_under_them(index: PostgresIndex, url
     has_waited, refused = cross(change("three", "two"), lambda: save(other, sealed_as("two")))
     assert (has_waited, len(refused)) == (True, 1)
     saved = [found.id for found in index.list("job")]
-    remove(url, "lock_1", NAMESPACE, "NULL;")
+    remove(url, "lock_1", NAMESPACE, "false")
     assert cross(change("four", "three"), lambda: save(other, sealed_as("three"))) == (False, [])
     assert len(index.list("job")) == len(saved) + 1  # and nobody can read it
     other.close()

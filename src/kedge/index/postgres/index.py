@@ -132,7 +132,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
 
     def _run_transaction(self, left: list[Waiting[Any]]) -> None:
         """May be run again as long as no commit was sent: Unavailable. Afterwards callers get OutcomeUnknown."""
-        with self._server.lend() as db:
+        with self._server.lend(plans="once") as db:
             left[:] = self._run_quickly(db, left)  # what is done is not done again
             if not left:
                 return
@@ -186,6 +186,7 @@ class PostgresIndex(PostgresReads, SqlChanges):
     def _begin(self, db: Connection, *, is_careful: bool, pipeline: psycopg.Pipeline | None = None) -> PostgresWrites:
         db.execute("BEGIN")
         end_if_suspended(db)
+        db.execute("SET LOCAL plan_cache_mode = force_custom_plan")
         return PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful, pipeline=pipeline)
 
     def _run_together(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:

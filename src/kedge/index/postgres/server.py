@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources import files
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import psycopg
@@ -36,12 +36,14 @@ from kedge.ports import FORMAT_VERSION, is_older, unsupported
 from kedge.version import __version__
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+Plans = Literal["each", "once"]  # prepared statements are planned at each use, or once
 T = TypeVar("T")
 
 CHANNEL = "kedge"  # NOTIFY says the namespace in which something happened
 MAX_CONNECTIONS = 16  # of one process
 FROZEN_MS = 10_000  # a process that is suspended in a transaction keeps its locks: the server ends it
 _PREPARED_AFTER = 3  # uses of a statement
+_PLAN_CACHE: dict[Plans, str] = {"each": "force_custom_plan", "once": "force_generic_plan"}
 _unpooled: WeakSet[Connection] = WeakSet()  # connections to the server itself
 
 # What a database may set for its connections: values with which Kedge breaks promises, and what it sets instead.
@@ -68,20 +70,24 @@ class Server:
         self._is_closed = False
         self._pid = os.getpid()
         self._lock = threading.RLock()  # signal handlers save, too
-        self._idle: list[Connection] = []  # under the lock; another list after each break
+        self._idle = _no_connections()  # by how they plan; under the lock; another dictionary after each break
         self._inherited: list[Connection] = []  # of the parent process: kept, unused, so that nothing closes them
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     @contextmanager
-    def lend(self) -> Iterator[Connection]:
-        """A connection in autocommit mode. When one breaks, none that was made before is lent again."""
+    def lend(self, *, plans: Plans = "each") -> Iterator[Connection]:
+        """A connection in autocommit mode. When one breaks, none that was made before is lent again.
+
+        It plans each prepared statement at each use, as the sizes of tables change. One that plans "once" is for calls
+        of functions that name no table: a third of what the server does for such a call would be to plan it.
+        """
         self.check_open()
         self._leave_parent()
         with self._places, self.translated():
             with self._lock:
                 idle = self._idle
-                connection = idle.pop() if idle else None
-            connection = connection or _connect(self._url)
+                connection = idle[plans].pop() if idle[plans] else None
+            connection = connection or _connect(self._url, plans)
             try:
                 yield connection
             except BaseException as error:
@@ -92,7 +98,7 @@ class Server:
             is_sound = connection.info.transaction_status == TransactionStatus.IDLE
             with self._lock:
                 if is_reusable := is_sound and idle is self._idle and not self._is_closed:
-                    idle.append(connection)
+                    idle[plans].append(connection)
             if not is_reusable:
                 connection.close()
 
@@ -194,8 +200,8 @@ class Server:
     def _leave_parent(self) -> None:
         """After a fork, in the child: connections of the parent stay the parent's, and so do its locks."""
         if self._pid != os.getpid():
-            self._inherited += self._idle
-            self._idle = []
+            self._inherited += [connection for some in self._idle.values() for connection in some]
+            self._idle = _no_connections()
             self._lock = threading.RLock()
             self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
             self._pid = os.getpid()
@@ -203,8 +209,8 @@ class Server:
     def distrust(self) -> None:
         """After one connection broke: the server may have gone away from the others too."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
+            idle, self._idle = self._idle, _no_connections()
+        for connection in (connection for some in idle.values() for connection in some):
             connection.close()
 
     @contextmanager
@@ -284,20 +290,24 @@ def end_if_suspended(db: Connection) -> None:
     db.execute(f"SET LOCAL idle_in_transaction_session_timeout = {FROZEN_MS}")
 
 
-def _connect(url: str) -> Connection:
+def _no_connections() -> dict[Plans, list[Connection]]:
+    return {"each": [], "once": []}
+
+
+def _connect(url: str, plans: Plans = "each") -> Connection:
     # A server that vanished without a word is noticed after half a minute, not after the kernel's quarter of an hour.
     connection = psycopg.connect(
         url, autocommit=True, prepare_threshold=None, connect_timeout=10, keepalives_idle=30, tcp_user_timeout=30_000
     )
     try:
-        _set_up(connection)
+        _set_up(connection, plans)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _set_up(connection: Connection) -> None:
+def _set_up(connection: Connection, plans: Plans) -> None:
     row = connection.execute(
         f"SELECT pg_backend_pid(), {', '.join(['current_setting(%s)'] * len(_SETTINGS))}", tuple(_SETTINGS)
     ).fetchone()
@@ -307,7 +317,7 @@ def _set_up(connection: Connection) -> None:
     wrong = {name: good for name, (bad, good) in _SETTINGS.items() if settings[name] in bad}
     if backend == connection.info.backend_pid:
         # Plans last while tables grow. The rest is set in any case: so it stays when the server is configured anew.
-        fixed = {"plan_cache_mode": "force_custom_plan", **settings, **wrong}
+        fixed = {"plan_cache_mode": _PLAN_CACHE[plans], **settings, **wrong}
         named = [part for pair in fixed.items() for part in pair]
         connection.execute(f"SELECT {', '.join(['set_config(%s, %s, false)'] * len(fixed))}", named)
         _unpooled.add(connection)

@@ -38,19 +38,20 @@ END $$;
 CREATE OR REPLACE FUNCTION kedge.lock_1(ns integer, is_plain boolean, keys bigint[], are_shared boolean[]) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
+    -- Each lock is a condition that never holds: a condition is computed, a PERFORM is a statement that begins and ends.
     IF keys IS NULL THEN
-        PERFORM pg_advisory_xact_lock(1801806951, ns);
+        IF pg_advisory_xact_lock(1801806951, ns) IS NULL THEN END IF;
         RETURN true;
     END IF;
-    PERFORM pg_advisory_xact_lock_shared(1801806951, ns);
+    IF pg_advisory_xact_lock_shared(1801806951, ns) IS NULL THEN END IF;
     IF is_plain THEN -- until this has committed nobody makes the store an encrypted one (I10)
-        PERFORM pg_advisory_xact_lock_shared(1801806951, 0);
+        IF pg_advisory_xact_lock_shared(1801806951, 0) IS NULL THEN END IF;
     END IF;
     FOR i IN 1..cardinality(keys) LOOP
         IF are_shared[i] THEN
-            PERFORM pg_advisory_xact_lock_shared(keys[i]);
+            IF pg_advisory_xact_lock_shared(keys[i]) IS NULL THEN END IF;
         ELSE
-            PERFORM pg_advisory_xact_lock(keys[i]);
+            IF pg_advisory_xact_lock(keys[i]) IS NULL THEN END IF;
         END IF;
     END LOOP;
     RETURN true;
@@ -304,8 +305,10 @@ DECLARE
     current_token bigint;
     row_ bigint;
 BEGIN
-    SELECT j.no, j.last_seq + 1 INTO job_no_, seq FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
-    SELECT l.token INTO current_token FROM kedge.lease l WHERE l.job_no = job_no_ AND l.is_live;
+    SELECT j.no, j.last_seq + 1, l.token INTO job_no_, seq, current_token
+    FROM kedge.job j
+    LEFT JOIN LATERAL (SELECT l.token FROM kedge.lease l WHERE l.job_no = j.no AND l.is_live OFFSET 0) l ON true
+    WHERE j.ns_no = ns AND j.name = job_;
     IF current_token IS DISTINCT FROM token_ THEN
         RETURN NULL;
     END IF;
@@ -331,16 +334,17 @@ BEGIN
         WHERE j.no = job_no_;
     END IF;
     row_ := job_no_::bigint << 32 | seq;
+    IF key_ IS NOT NULL THEN
+        INSERT INTO kedge.idempotency VALUES (job_no_, key_, row_, request_digest_);
+    END IF;
     INSERT INTO kedge.checkpoint
     VALUES (row_, id_, step_, level_, parent_, created_us_, status_, size_, stored_, digest_, codec_, schema_version_,
         tags_, is_pinned_, metadata_, has_chunks_, manifest_);
     IF tag_names IS NOT NULL THEN
         INSERT INTO kedge.tag SELECT job_no_, u.name, u.value, row_ FROM unnest(tag_names, tag_values) AS u (name, value);
     END IF;
-    IF key_ IS NOT NULL THEN
-        INSERT INTO kedge.idempotency VALUES (job_no_, key_, row_, request_digest_);
-    END IF;
-    PERFORM kedge.append_1(ns, at, actor_, 'save', job_, id_, '{}');
+    INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+    VALUES (ns, at, actor_, 'save', job_, id_, '{}');
     RETURN ARRAY[row_];
 END $$;
 
@@ -369,7 +373,8 @@ BEGIN
     INSERT INTO kedge.lease VALUES (job_no_, token_, holder_, clock_timestamp() + make_interval(secs => ttl_s), true)
     ON CONFLICT (job_no) DO UPDATE SET token = excluded.token, holder = excluded.holder, until = excluded.until,
         is_live = true;
-    PERFORM kedge.append_1(ns, at, holder_, 'lease', job_, NULL, format('{"token": %s}', token_));
+    INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+    VALUES (ns, at, holder_, 'lease', job_, NULL, format('{"token": %s}', token_));
     RETURN ARRAY[token_::text];
 END $$;
 
@@ -398,8 +403,32 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM kedge.append_1(ns, at, holder_, 'release', job_, NULL, format('{"token": %s}', token_));
+    INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+    VALUES (ns, at, holder_, 'release', job_, NULL, format('{"token": %s}', token_));
     RETURN true;
+END $$;
+
+-- Give a checkpoint other tags. Called by the functions below, whose settings apply here, too.
+CREATE OR REPLACE FUNCTION kedge.retag_1(
+    ns integer, id_ text, row_ bigint, job_ text, old jsonb, new jsonb, change text, at bigint, actor_ text
+) RETURNS text LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    job_no_ integer := (row_ >> 32)::integer;
+    tags_ text := nullif(new, '{}'::jsonb)::text;
+BEGIN
+    DELETE FROM kedge.tag t WHERE t.ctid = ANY (ARRAY( -- each found by its whole key: a join may read all tags of the job
+        SELECT h.ctid FROM jsonb_each_text(old) AS o, LATERAL (
+            SELECT h.ctid FROM kedge.tag h
+            WHERE h.job_no = job_no_ AND h.name = o.key AND h.value = o.value AND h."row" = row_ OFFSET 0
+        ) h WHERE o.value IS DISTINCT FROM new ->> o.key
+    ));
+    INSERT INTO kedge.tag
+    SELECT job_no_, n.key, n.value, row_ FROM jsonb_each_text(new) AS n WHERE n.value IS DISTINCT FROM old ->> n.key;
+    UPDATE kedge.checkpoint c SET tags = tags_ WHERE c."row" = row_;
+    INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+    VALUES (ns, at, actor_, 'tag', job_, id_, change);
+    RETURN tags_;
 END $$;
 
 -- Merge tags into those of a checkpoint; the value null removes one. Answers the columns of the checkpoint and the name
@@ -411,7 +440,6 @@ AS $$
 #variable_conflict use_column
 DECLARE
     found_ record;
-    was record;
     old jsonb;
     new jsonb;
 BEGIN
@@ -428,17 +456,7 @@ BEGIN
     IF (SELECT count(*) FROM jsonb_object_keys(new)) > most THEN
         RETURN NULL;
     END IF;
-    FOR was IN SELECT o.key, o.value FROM jsonb_each_text(old) AS o WHERE o.value IS DISTINCT FROM new ->> o.key LOOP
-        DELETE FROM kedge.tag t -- by its whole key: a join may read all tags of the job
-        WHERE t.job_no = (found_."row" >> 32)::integer AND t.name = was.key AND t.value = was.value
-            AND t."row" = found_."row";
-    END LOOP;
-    INSERT INTO kedge.tag
-    SELECT (found_."row" >> 32)::integer, n.key, n.value, found_."row" FROM jsonb_each_text(new) AS n
-    WHERE n.value IS DISTINCT FROM old ->> n.key;
-    found_.tags := nullif(new, '{}'::jsonb)::text;
-    UPDATE kedge.checkpoint c SET tags = found_.tags WHERE c."row" = found_."row";
-    PERFORM kedge.append_1(ns, at, actor_, 'tag', found_.name, id_, change);
+    found_.tags := kedge.retag_1(ns, id_, found_."row", found_.name, old, new, change, at, actor_);
     RETURN found_;
 END $$;
 
@@ -451,7 +469,6 @@ AS $$
 #variable_conflict use_column
 DECLARE
     found_ record;
-    was record;
     wanted text;
     gone text[] := '{}';
 BEGIN
@@ -471,12 +488,17 @@ BEGIN
         DELETE FROM kedge.checkpoint c WHERE c."row" = found_."row";
         DELETE FROM kedge.idempotency i WHERE i."row" = found_."row";
         DELETE FROM kedge.record r WHERE r."row" = found_."row";
-        FOR was IN SELECT o.key, o.value FROM jsonb_each_text(found_.tags::jsonb) AS o LOOP
-            DELETE FROM kedge.tag t -- by its whole key: a join may read all tags of the job
-            WHERE t.job_no = found_.no AND t.name = was.key AND t.value = was.value AND t."row" = found_."row";
-        END LOOP;
+        IF found_.tags IS NOT NULL THEN
+            DELETE FROM kedge.tag t WHERE t.ctid = ANY (ARRAY( -- as in `retag_1`
+                SELECT h.ctid FROM jsonb_each_text(found_.tags::jsonb) AS o, LATERAL (
+                    SELECT h.ctid FROM kedge.tag h
+                    WHERE h.job_no = found_.no AND h.name = o.key AND h.value = o.value AND h."row" = found_."row" OFFSET 0
+                ) h
+            ));
+        END IF;
         INSERT INTO kedge.deleted VALUES (found_.no, found_.size_bytes, found_.stored_bytes);
-        PERFORM kedge.append_1(ns, at, actor_, 'delete', found_.name, wanted, '{}');
+        INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+        VALUES (ns, at, actor_, 'delete', found_.name, wanted, '{}');
         gone := gone || wanted;
     END LOOP;
     RETURN gone;
@@ -498,8 +520,10 @@ AS $$
 #variable_conflict use_column
 DECLARE
     name_ text;
-    number bigint;
-    old jsonb;
+    marked record;
+    new jsonb;
+    job_no_ integer;
+    row_ bigint;
     saved bigint[];
 BEGIN
     FOREACH name_ IN ARRAY absent_jobs LOOP
@@ -511,38 +535,57 @@ BEGIN
         END IF;
     END LOOP;
     IF absent_name IS NOT NULL THEN
-        SELECT j.no INTO number FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_;
-        PERFORM FROM kedge.tag t WHERE t.job_no = number AND t.name = absent_name AND t.value = absent_value;
+        PERFORM FROM kedge.tag t
+        WHERE t.job_no = (SELECT j.no FROM kedge.job j WHERE j.ns_no = ns AND j.name = job_)
+            AND t.name = absent_name AND t.value = absent_value;
         IF FOUND THEN
             PERFORM FROM kedge.checkpoint c WHERE c.id = id_;
             RETURN CASE WHEN FOUND THEN NULL ELSE '{}'::bigint[] END;
         END IF;
     END IF;
     IF marked_id IS NOT NULL THEN
-        SELECT coalesce(c.tags, '{}')::jsonb INTO old FROM kedge.checkpoint c, LATERAL
-            (SELECT FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer AND j.ns_no = ns OFFSET 0) j
+        SELECT c."row", coalesce(c.tags, '{}')::jsonb AS tags, j.name INTO marked FROM kedge.checkpoint c, LATERAL
+            (SELECT j.name FROM kedge.job j WHERE j.no = (c."row" >> 32)::integer AND j.ns_no = ns OFFSET 0) j
         WHERE c.id = marked_id;
-        IF old IS NULL OR NOT old @> seen::jsonb OR (SELECT count(*) FROM jsonb_object_keys(old || marks::jsonb)) > most THEN
+        new := marked.tags || marks::jsonb;
+        IF marked."row" IS NULL OR NOT marked.tags @> seen::jsonb OR (SELECT count(*) FROM jsonb_object_keys(new)) > most THEN
             RETURN '{}';
         END IF;
     END IF;
-    IF holder_ IS NOT NULL THEN
-        IF NOT kedge.has_key_1(namespace, key_id, true) THEN
+    IF holder_ IS NULL THEN
+        saved := kedge.save_one_1(ns, namespace, key_id, job_, token_, id_, step_, level_, parent_, created_us_, status_,
+            size_, stored_, digest_, codec_, schema_version_, tags_, is_pinned_, metadata_, has_chunks_, manifest_, key_,
+            request_digest_, at, actor_, tag_names, tag_values);
+        IF saved IS NULL THEN
             RETURN NULL;
         END IF;
-        PERFORM kedge.lease_1(ns, namespace, job_, holder_, ttl_s, at);
-    END IF;
-    saved := kedge.save_one_1(ns, namespace, key_id, job_, token_, id_, step_, level_, parent_, created_us_, status_, size_,
-        stored_, digest_, codec_, schema_version_, tags_, is_pinned_, metadata_, has_chunks_, manifest_, key_,
-        request_digest_, at, actor_, tag_names, tag_values);
-    IF saved IS NULL THEN
-        IF holder_ IS NOT NULL THEN
-            RAISE EXCEPTION USING MESSAGE = 'save must be looked at by itself: ' || id_;  -- with it goes the lease
+    ELSE
+        -- The job is one of `absent_jobs`. So this save is its first one, under its first lease.
+        IF parent_ IS NOT NULL OR NOT kedge.has_key_1(namespace, key_id, true) THEN
+            RETURN NULL;
         END IF;
-        RETURN NULL;
+        INSERT INTO kedge.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, updated_us)
+        VALUES (ns, job_, 1, 1, size_, stored_, created_us_, created_us_) RETURNING no INTO job_no_;
+        INSERT INTO kedge.lease
+        VALUES (job_no_, token_, holder_, clock_timestamp() + make_interval(secs => ttl_s), true);
+        row_ := job_no_::bigint << 32 | 1;
+        INSERT INTO kedge.checkpoint
+        VALUES (row_, id_, step_, level_, parent_, created_us_, status_, size_, stored_, digest_, codec_, schema_version_,
+            tags_, is_pinned_, metadata_, has_chunks_, manifest_);
+        IF tag_names IS NOT NULL THEN
+            INSERT INTO kedge.tag
+            SELECT job_no_, u.name, u.value, row_ FROM unnest(tag_names, tag_values) AS u (name, value);
+        END IF;
+        IF key_ IS NOT NULL THEN
+            INSERT INTO kedge.idempotency VALUES (job_no_, key_, row_, request_digest_);
+        END IF;
+        INSERT INTO kedge.unnumbered (ns_no, at_us, actor, action, job, checkpoint, detail)
+        VALUES (ns, at, holder_, 'lease', job_, NULL, '{"token": ' || token_ || '}'),
+            (ns, at, actor_, 'save', job_, id_, '{}');
+        saved := ARRAY[row_];
     END IF;
     IF marked_id IS NOT NULL THEN
-        PERFORM kedge.tag_1(ns, namespace, marked_id, marks, most, at, actor_);
+        PERFORM kedge.retag_1(ns, marked_id, marked."row", marked.name, marked.tags, new, marks, at, actor_);
     END IF;
     RETURN saved;
 END $$;
