@@ -86,7 +86,8 @@ class Session:
         self._inbox_at = 0.0
         self._inbox_lock = threading.Lock()
         self._stopped_by: CheckpointError | None = None  # a cancellation, or the end of the run's time
-        self._end_at: float | None = None  # when steps under way are ended
+        self._end_at = 0.0  # when steps under way are ended, once the run was stopped
+        self._has_ended_steps = False
         self._progress_at = 0.0
         self.messages = SignalMessages(store, self.key)
         self.failures = KeptFailures(store, self.key, self._continue_history())
@@ -325,15 +326,17 @@ class Session:
     def look(self) -> None:
         """Called once a second by another thread (`watch`): ends steps under way that outlast the grace period."""
         self._read_inbox()
-        if self._stopped_by is None or self._end_at is None or time.monotonic() < self._end_at or not self.is_open:
+        if self._stopped_by is None or time.monotonic() < self._end_at or not self.is_open:
             return
-        self._end_at = None
-        for task in list(self.tasks):
-            with suppress(RuntimeError):  # it has ended, and its loop is closed
-                task.get_loop().call_soon_threadsafe(task.cancel)
-        self.isolation.close()
-        if not self.tasks:
-            self.signals.interrupt(self._stopped_by)
+        if not self._has_ended_steps:
+            self._has_ended_steps = True
+            for task in list(self.tasks):
+                with suppress(RuntimeError):  # it has ended, and its loop is closed
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+            self.isolation.close()
+            if not self.tasks:
+                self.signals.interrupt(self._stopped_by)
+        self.signals.interrupt_threads()
 
     # The end
 

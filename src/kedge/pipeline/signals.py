@@ -11,14 +11,16 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
 from kedge.blobs.shelter import is_exposed
 
+from .interruption import Interruptible
+
 EXIT_PAUSED = 75  # EX_TEMPFAIL: run it again
 _ARRIVES_WITHIN_S = 5.0  # unless the main thread blocks the signal
+_TRIES, _TRY_AGAIN_S = 20, 0.005  # to end a step in another thread; then it is the turn of other runs
 
 
 class Paused(SystemExit):
@@ -47,9 +49,6 @@ class _InStep:
         self._signals.steps -= 1
 
 
-_ELSEWHERE = nullcontext()
-
-
 class Signals:
     """The wishes that signals expressed so far. `install` works only in the main thread; elsewhere nothing happens."""
 
@@ -65,6 +64,7 @@ class Signals:
         self._is_sent = False  # a signal of another thread of ours, which has not arrived yet
         self._interruption: BaseException | None = None  # raised in the main thread at the next signal
         self.steps = 0  # that the main thread is in now, and that can be interrupted
+        self._attempts: dict[int, Interruptible] = {}  # at steps, by other threads
 
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -101,6 +101,16 @@ class Signals:
         if self.steps:
             self._send(signal.SIGTERM, reason)
 
+    def interrupt_threads(self) -> None:
+        """End the steps that other threads are in. One that saves something just now is left alone, and asked again."""
+        for _ in range(_TRIES):
+            attempts = list(self._attempts.values())
+            for attempt in attempts:
+                attempt.interrupt()
+            if all(attempt.is_told for attempt in attempts):
+                return
+            time.sleep(_TRY_AGAIN_S)
+
     def _send(self, number: int, reason: BaseException | None = None) -> None:
         """Give the main thread a signal, as long as the run is under way there."""
         with self._sending:
@@ -108,9 +118,9 @@ class Signals:
                 self._interruption, self._is_sent = reason, True
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-    def in_step(self) -> _InStep | nullcontext[None]:
+    def in_step(self) -> _InStep | Interruptible:
         """Around the attempt of a step, in any thread."""
-        return _InStep(self) if is_exposed() else _ELSEWHERE
+        return _InStep(self) if is_exposed() else Interruptible(self._attempts)
 
     def must_wait(self) -> bool:
         return self.is_held and not self.stopping

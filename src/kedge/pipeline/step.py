@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from kedge.errors import Cancelled, Corrupted, LeaseLost, UnsupportedType, Validation
 from kedge.model import Checkpoint, parse_step
 
+from . import interruption
 from .attempt import TIMEOUT_IN, await_within, call_in_thread
 from .failure import Failure, one_line
 from .final_failures import FINAL
@@ -310,7 +311,7 @@ class Steps:
     def _call(self, step: Step[R]) -> R:
         call, timeout_s = step.call, step.call.options.timeout_s
         if timeout_s is None:
-            return call.function(*call.args, **call.kwargs)
+            return interruption.call(call.function, call.args, call.kwargs)
         if call.options.timeout_in == "thread":
             return call_in_thread(call.function, call.args, call.kwargs, timeout_s, step.title)
         carried = carry(self._session.key, show(step.path))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 import kedge
 from kedge import Cancelled, CheckpointManager, StepTimeout
+from kedge.pipeline import interruption
 from kedge.pipeline.cancellation import cancel
+from kedge.pipeline.consumer import Worker
 from kedge.pipeline.history import find_run
 from tests.pipeline_work import hang
 from tests.waiting import wait_for
@@ -104,3 +107,106 @@ def test_a_run_has_a_time_limit_that_counts_from_its_first_beginning(store: Chec
     with pytest.raises(StepTimeout):
         asyncio.run(pipeline(0.05))  # it began long ago
     assert asyncio.run(pipeline(3600)) == 1
+
+
+class Spinning:
+    """A step of plain Python that never ends by itself."""
+
+    def __init__(self, store: CheckpointManager | None = None) -> None:
+        """It saves in `store` again and again."""
+        self.begun = threading.Event()
+        self.ended = threading.Event()
+        self.store = store
+
+    def __call__(self) -> None:
+        self.begun.set()
+        try:
+            while True:
+                if self.store is not None:
+                    self.store.save("beside", "s", {})
+                for _ in range(100_000):
+                    pass
+        finally:
+            self.ended.set()
+
+
+@pytest.mark.parametrize("saves", [False, True], ids=["plain", "in and out of Kedge"])
+def test_a_step_in_a_worker_is_ended(store: CheckpointManager, saves: bool) -> None:
+    step = Spinning(store if saves else None)
+
+    @kedge.pipeline
+    def spin() -> None:
+        try:
+            kedge.current_run().step("spin", step)
+        finally:
+            store.save("beside", "last", {})  # nothing of the store was left locked
+
+    told = list[str]()
+    worker = Worker(store, ["q"], {"spin": spin}, grace_s=0, report=lambda run, text: told.append(text))
+    handle = kedge.queue("q", store=store).submit(spin)
+    canceller = threading.Thread(target=lambda: (step.begun.wait(), handle.cancel()))
+    canceller.start()
+    worker.serve(until_empty=True)
+    canceller.join()
+    assert told == ["was cancelled"]
+    assert step.ended.is_set()
+    assert store.list("beside", limit=1)[0].step == "last"
+    with pytest.raises(Cancelled):
+        handle.result(0)
+
+
+def test_the_time_limit_of_a_run_ends_a_step_in_a_worker(store: CheckpointManager) -> None:
+    step = Spinning()
+
+    @kedge.pipeline(timeout_s=0.5)
+    def spin() -> None:
+        kedge.current_run().step("spin", step)
+
+    handle = kedge.queue("q", store=store).submit(spin)
+    Worker(store, ["q"], {"spin": spin}).serve(until_empty=True)
+    with pytest.raises(StepTimeout, match=r"took longer than 0\.5 s"):
+        handle.result(60)
+    assert step.ended.is_set()
+
+
+def test_code_of_kedge_in_a_step_is_not_interrupted() -> None:
+    """It may hold a lock. So the step is ended when it is back in its own code."""
+    inside, go_on, cut = threading.Event(), threading.Event(), list[str]()
+
+    def waiting() -> None:
+        inside.set()
+        try:
+            while not go_on.is_set():
+                pass
+        except BaseException:
+            cut.append("in Kedge")
+            raise
+
+    attempts: dict[int, interruption.Interruptible] = {}
+    code = waiting.__code__.replace(co_filename=interruption.__file__)
+    ours = types.FunctionType(code, globals(), closure=waiting.__closure__)
+
+    def own() -> None:
+        ours()
+        cut.append("own")
+        while True:
+            pass
+
+    def work() -> None:
+        with interruption.Interruptible(attempts), pytest.raises(interruption.Interrupted):
+            interruption.call(own, (), {})
+        cut.append("ended")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    (attempt,) = attempts.values()
+    attempt.interrupt()
+    assert not attempt.is_told
+    go_on.set()
+    wait_for(lambda: cut == ["own"], "the step does not go on")
+    attempt.interrupt()
+    assert attempt.is_told
+    thread.join()
+    assert cut == ["own", "ended"]
+    assert not attempts

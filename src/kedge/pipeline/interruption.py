@@ -1,0 +1,76 @@
+"""How a step is ended that runs in a thread other than the main one: an exception is raised in its own code.
+
+Kedge's own code, which may hold a lock or be about to save, is never interrupted so: who wants to end the step tries
+again later. Code that waits outside Python, as `time.sleep` does, is reached when it comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TypeVar
+
+from kedge.errors import CheckpointError
+
+T = TypeVar("T")
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Interrupted(CheckpointError):
+    """Raised in a step that was ended; the run says why."""
+
+    def __init__(self) -> None:
+        super().__init__("the step was ended from outside")
+
+
+class Interruptible:
+    """Around the attempt of a step in a thread. A class, for the reason that `place.Attempted` is one."""
+
+    __slots__ = ("_attempts", "_outer", "_thread", "is_told")
+
+    def __init__(self, attempts: dict[int, Interruptible]) -> None:
+        """`attempts`: those of a run, by thread."""
+        self._attempts = attempts
+        self._thread = threading.get_ident()
+        self._outer: Interruptible | None = None
+        self.is_told = False
+
+    def __enter__(self) -> None:
+        self._outer = self._attempts.get(self._thread)
+        self._attempts[self._thread] = self
+
+    def __exit__(self, *_: object) -> None:
+        if self._outer is None:
+            self._attempts.pop(self._thread, None)
+        else:
+            self._attempts[self._thread] = self._outer
+
+    def interrupt(self) -> None:
+        """Once, if the step's own code runs now. Python switches threads seldom enough that it still does a moment
+        later; if it does not, what was not raised yet is taken back."""
+        if not self.is_told and _is_at(self._thread):
+            from ctypes import c_ulong, py_object, pythonapi  # start time: seldom needed
+
+            pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._thread), py_object(Interrupted))
+            self.is_told = _is_at(self._thread)
+            if not self.is_told:
+                pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._thread), None)
+
+
+def call(function: Callable[..., T], args: tuple[object, ...], kwargs: Mapping[str, object]) -> T:
+    """The function of a step: what runs in here, and is none of Kedge's code, can be interrupted."""
+    return function(*args, **kwargs)
+
+
+def _is_at(thread: int) -> bool:
+    """Whether a thread is in the own code of a step."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            return frame.f_code is call.__code__
+        frame = frame.f_back
+    return False
