@@ -22,11 +22,11 @@ _PAGE = 100
 
 def parse_run_key(key: str) -> str:
     """A run key is a name that leaves room for that of its inbox."""
-    name = parse_name("run key", key)
-    if len(name) > 128 - len(INBOX_SUFFIX) or name.endswith(INBOX_SUFFIX):
-        raise InvalidName(
-            f"{key[:80]!r} is not a valid run key", hint=f"use at most {128 - len(INBOX_SUFFIX)} characters"
-        )
+    name, most = parse_name("run key", key), 128 - len(INBOX_SUFFIX)
+    if name.endswith(INBOX_SUFFIX):
+        raise InvalidName(f"run key {name!r}: names that end in {INBOX_SUFFIX} are reserved", hint="use another key")
+    if len(name) > most:
+        raise InvalidName(f"run key {name[:60]}… is too long", hint=f"use at most {most} characters")
     return name
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge.pipeline.inbox import parse_run_key
 from kedge.pipeline.schedules import schedule
 
 Function = Callable[..., object]
@@ -58,3 +59,14 @@ def test_what_to_do_about_a_value_that_cannot_be_saved(store: kedge.CheckpointMa
         function, call = calls[name]
         call()
     check_options(caught.value.hint, function)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("a:inbox", "use another key"), ("x" * 123, "use at most 122 characters")],
+    ids=["reserved", "long"],
+)
+def test_a_run_key_that_leaves_no_room_for_its_inbox_is_refused(key: str, hint: str) -> None:
+    with pytest.raises(kedge.errors.InvalidName) as refused:
+        parse_run_key(key)
+    assert refused.value.hint == hint
