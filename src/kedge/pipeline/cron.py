@@ -4,13 +4,13 @@ minute hour day-of-month month day-of-week, each `*`, a number, a name (`jan`, `
 any of them with a step `*/10`. As in cron, a day matches by either day field if both are restricted. Sunday is 0 or 7.
 
 Times are those of a time zone. A time that a change of clocks skips is due that much later; one that comes twice is
-due the first time.
+due the first time, or both times if the expression is for every hour.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Protocol
@@ -31,6 +31,7 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("weekday", 0, 7, _DAYS),
 )
 _SHORTHANDS = {"@hourly": "0 * * * *", "@daily": "0 0 * * *", "@weekly": "0 0 * * 0", "@monthly": "0 0 1 * *"}
+_HOURS_OF_A_DAY = 24
 _HORIZON_DAYS = 366 * 9  # the 29th of February comes at least once in eight years
 
 
@@ -88,10 +89,14 @@ class Cron:
             return in_month and in_week
         return in_month or in_week
 
-    def _moments(self, day: date) -> Iterator[datetime]:
-        for hour in self.hours:
-            for minute in self.minutes:
-                yield datetime(day.year, day.month, day.day, hour, minute, tzinfo=self.zone).astimezone(UTC)
+    def _moments(self, day: date) -> Iterable[datetime]:
+        midnight = datetime(day.year, day.month, day.day, tzinfo=self.zone)
+        times = (midnight.replace(hour=hour, minute=minute) for hour in self.hours for minute in self.minutes)
+        if midnight.utcoffset() == (midnight + timedelta(days=1)).utcoffset():
+            return (local.astimezone(UTC) for local in times)
+        # The clocks change. What they skip may be due behind what follows it.
+        folds = (0, 1) if len(self.hours) == _HOURS_OF_A_DAY else (0,)
+        return sorted({local.replace(fold=fold).astimezone(UTC) for local in times for fold in folds})
 
 
 def parse_cron(text: str, zone: str) -> Cron:

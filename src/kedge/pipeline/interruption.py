@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from ctypes import c_ulong, py_object, pythonapi
 from types import FrameType
 from typing import TypeVar
 
@@ -53,8 +54,6 @@ class Interruptible:
         """Once, if the step's own code runs now. Python switches threads seldom enough that it still does a moment
         later; if it does not, what was not raised yet is taken back."""
         if not self.is_told and _is_at(self._thread):
-            from ctypes import c_ulong, py_object, pythonapi  # start time: seldom needed
-
             pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._thread), py_object(Interrupted))
             self.is_told = _is_at(self._thread)
             if not self.is_told:

@@ -86,8 +86,7 @@ class Session:
         self._inbox_at = 0.0
         self._inbox_lock = threading.Lock()
         self._stopped_by: CheckpointError | None = None  # a cancellation, or the end of the run's time
-        self._end_at = 0.0  # when steps under way are ended, once the run was stopped
-        self._has_ended_steps = False
+        self._end_at, self._has_ended_steps = 0.0, False  # when steps under way are ended, once the run was stopped
         self._progress_at = 0.0
         self.messages = SignalMessages(store, self.key)
         self.failures = KeptFailures(store, self.key, self._continue_history())

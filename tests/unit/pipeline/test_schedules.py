@@ -64,6 +64,8 @@ def serve(store: CheckpointManager) -> list[str]:
         ("0 12 1,15 * *", "Europe/Berlin", "2026-07-01T11:00", ["07-15T10:00", "08-01T10:00"]),
         ("30 2 * * *", "Europe/Berlin", "2026-03-28T12:00", ["03-29T01:30", "03-30T00:30"]),  # skipped that night
         ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", ["10-25T00:30", "10-26T01:30"]),  # twice that night
+        ("30 * * * *", "Europe/Berlin", "2026-10-25T00:00", ["10-25T00:30", "10-25T01:30"]),  # every hour, twice too
+        ("15,40 2 * * *", "Australia/Lord_Howe", "2026-10-03T12:00", ["10-03T15:40", "10-03T15:45"]),  # half an hour
         ("@daily", "UTC", "2026-12-31T00:00", ["01-01T00:00"]),
     ],
 )
