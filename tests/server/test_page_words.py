@@ -36,3 +36,9 @@ def test_what_was_done_is_said_in_numbers_that_agree(
     page = client.post(address, data=form, headers={"Sec-Fetch-Site": "same-origin"})
     assert page.status_code == 200
     assert f'<p class="notice" role="status"><bdi>{says}' in page.text
+
+
+def test_what_an_empty_store_holds_is_said_without_a_number_that_is_none(client: TestClient) -> None:
+    page = client.get("/storage").text
+    assert "nothing is stored yet" in page
+    assert "in all –" not in page

@@ -116,7 +116,11 @@ def _numbers(numbers: Any, on_disk: int | None) -> list[tuple[str, str, str]]:
         ),
         *([("On disk", size(on_disk), "with garbage, index and all namespaces")] if on_disk is not None else []),
         ("Deduplication", _ratio(saved, unpacked), "what was there already"),
-        ("Compression", _ratio(unpacked, held), f"in all {_ratio(saved, held)} smaller"),
+        (
+            "Compression",
+            _ratio(unpacked, held),
+            f"in all {_ratio(saved, held)} smaller" if held else "nothing is stored yet",
+        ),
     ]
 
 
