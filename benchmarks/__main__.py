@@ -78,6 +78,7 @@ CONTAINERS: Rows = {
 }
 ENCRYPTION: Rows = {"arrays": encryption.arrays, "small": encryption.small_saves}
 SERVER: Rows = {
+    "start": server.start,
     "pages": server.pages,
     "look-ups": server.look_ups,
     "posts": server.durable_posts,

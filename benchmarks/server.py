@@ -134,6 +134,16 @@ def pages(bench: Bench) -> list[Row]:
     return [Row(work, samples["large"], f"of {SMALL}", samples["small"], 5.0, "share", milliseconds)]
 
 
+def start(bench: Bench) -> list[Row]:
+    """From the start of `kedge serve` until it says that it is ready."""
+    samples: list[float] = []
+    for n in range(bench.rounds):
+        began = time.perf_counter()
+        with serving(bench.fresh(f"start-{n}") / "store"):
+            samples.append(time.perf_counter() - began)
+    return [Row("kedge serve, until it answers", samples, target=2.0, kind="limit")]
+
+
 def look_ups(bench: Bench) -> list[Row]:
     """GET of one checkpoint's metadata against a bare FastAPI route that returns the same JSON; one worker each."""
     _need_wrk()

@@ -13,7 +13,7 @@ from kedge.pipeline.consumer import Worker
 
 from .harness import Bench, Row, interleave, milliseconds, per_second
 from .machines import postgres_server
-from .pipelines import Dbos, one_kilobyte, run_steps
+from .pipelines import Dbos, run_steps, run_whole
 from .queues import fill, nothing
 
 THREADS = 16  # of a worker; DBOS begins whatever it finds
@@ -27,13 +27,6 @@ def steps(bench: Bench) -> list[Row]:
     with postgres_server() as url, kedge.open(url) as store:
         peer = _dbos(url)
 
-        def whole() -> float:
-            began = time.perf_counter()
-            for _ in range(count):
-                with kedge.run(f"whole-{next(keys)}", store=store, progress=False) as run:
-                    run.step("only", one_kilobyte, 1)
-            return (time.perf_counter() - began) / count
-
         ran = interleave(
             bench.rounds, {"kedge": lambda: run_steps(store, f"r{next(keys)}", count), "dbos": lambda: peer.run(count)}
         )
@@ -41,7 +34,10 @@ def steps(bench: Bench) -> list[Row]:
         found = interleave(
             bench.rounds, {"kedge": lambda: run_steps(store, "again", count), "dbos": lambda: peer.replay(count)}
         )
-        one = interleave(bench.rounds, {"kedge": whole, "dbos": lambda: peer.run_whole(count)})
+        one = interleave(
+            bench.rounds,
+            {"kedge": lambda: run_whole(store, f"whole-{next(keys)}", count), "dbos": lambda: peer.run_whole(count)},
+        )
         peer.close()
     return [
         Row("PostgreSQL, durable step, 1 KB", ran["kedge"], "DBOS", ran["dbos"], target=3, show=per_second),
