@@ -172,7 +172,7 @@ def test_without_the_fence_it_would_destroy_the_newer_ones(stores: Stores) -> No
 @on(SHARED)
 def test_the_end_of_a_change_compares_the_keyring_it_began_with(stores: Stores) -> None:
     """Also without the lease: what is not the keyring that the change knows is not replaced."""
-    with applied("lease of keys not checked"), pytest.raises(Conflict, match="changed by somebody else meanwhile"):
+    with applied("lease of keys not checked"), pytest.raises(Conflict, match="changed by another process"):
         end_late(stores, "scrub").result()
     stores.assert_whole()
 
