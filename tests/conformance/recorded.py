@@ -29,9 +29,15 @@ class Recorded:
 
     def __getattr__(self, method: str) -> Any:
         found = getattr(self._adapter, method)
-        if callable(found):
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
             CALLED.setdefault(self._name, set()).add(method)
-        return (lambda size: Recorded(found(size), "writer")) if method == "writer" else found
+            answer = found(*arguments, **options)
+            return Recorded(answer, "writer") if method == "writer" else answer
+
+        return call
 
 
 class TestIndex(IndexSuite):

@@ -76,8 +76,11 @@ class Work:
     def step(self) -> None:
         """One operation, which an exception may end anywhere."""
         action = self.draw.choice([self.save] * 4 + [self.save_async, self.load, self.look, self.delete, self.hold])
-        if self.draw.random() < 0.05:
+        other = self.draw.random()
+        if other < 0.05:
             action = self.save_aio
+        elif other < 0.06:
+            action = self.collect
         try:
             self.may_raise = True
             try:
@@ -123,6 +126,10 @@ class Work:
         if doomed:
             self.deleted.add(doomed)
             self.store.delete(self.acknowledged[doomed][0], doomed)
+
+    def collect(self) -> None:
+        self.store.gc()
+        assert self.store.verify(deep=False).is_ok
 
     def hold(self) -> None:
         try:
