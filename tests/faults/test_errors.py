@@ -97,6 +97,23 @@ def made(url: str) -> None:
         store.save("job", "large", LARGE)
 
 
+@pytest.mark.parametrize("scheme", ["file", "files"])
+@pytest.mark.parametrize("call", ["stat", "open"])
+def test_opening_fails_with_an_error_of_ours_wherever_the_disk_does(tmp_path: Path, scheme: str, call: str) -> None:
+    url = f"{scheme}:{tmp_path / 'store'}"
+    made(url)
+    for nth in range(1000):
+        injected = Injected(call, nth, errno.EIO)
+        try:
+            with injected.active(str(tmp_path / "store")):
+                kedge.open(url).close()
+        except kedge.CheckpointError:
+            pass
+        if not injected.has_failed:
+            break
+    assert nth > 1
+
+
 @pytest.mark.filterwarnings("ignore:saved, but not shown")
 @pytest.mark.parametrize("scheme", ["file", "files"])
 @pytest.mark.parametrize("work", WORKS)

@@ -84,12 +84,18 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
             f"{index_path} belongs to another store than {path / MARKER} says",
             hint="two stores were mixed: restore the right index.sqlite, or run kedge check --repair",
         )
-    return index, packs_of(index, path / PACKS)
+    try:
+        return index, packs_of(index, path / PACKS)
+    except BaseException:
+        index.close()
+        raise
 
 
 def packs_of(index: Index, folder: Path) -> PackBlobs:
     """Open the packs of an index. Creates their directory only if it names none: a missing directory is not empty."""
-    return PackBlobs(str(folder), create=not folder.is_dir() and not index.packs())
+    with storage_errors("open the packs of a store", folder):
+        is_there = folder.is_dir()
+    return PackBlobs(str(folder), create=not is_there and not index.packs())
 
 
 def _open_index(path: Path, namespace: str) -> SqliteIndex:
