@@ -158,7 +158,7 @@ def test_a_step_in_a_worker_is_ended(store: CheckpointManager, saves: bool) -> N
 def test_the_time_limit_of_a_run_ends_a_step_in_a_worker(store: CheckpointManager) -> None:
     step = Spinning()
 
-    @kedge.pipeline(timeout_s=0.5)
+    @kedge.pipeline(timeout_s=0.5)  # limit: it is to be reached
     def spin() -> None:
         kedge.current_run().step("spin", step)
 
