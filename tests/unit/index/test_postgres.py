@@ -817,7 +817,7 @@ def test_what_is_wrong_with_the_address_is_said_without_the_password(postgres: C
     with pytest.raises(kedge.StorageError, match="nowhere") as caught:
         kedge.open(f"postgresql://postgres:secret@/nowhere?host={postgres.folder}")
     assert "secret" not in str(caught.value)
-    with pytest.raises(kedge.Validation, match="no place"):
+    with pytest.raises(kedge.Validation, match="not a valid place"):
         kedge.open(f"postgresql://x@/x?host={postgres.folder}&blobs=ftp://y")
     with pytest.raises(kedge.Validation, match="index"):
         kedge.open("s3://bucket/prefix")
