@@ -352,6 +352,28 @@ store.gc()
         assert store.restore("job") == 2
 
 
+@pytest.mark.requires("module:cryptography")
+def test_a_handler_that_saves_while_a_change_of_keys_opens_them(tmp_path: Path) -> None:
+    """Properties that functools keeps have a lock for all objects of their class, before Python 3.12."""
+    program = """
+import hmac, signal, sys, threading
+import kedge
+store = kedge.open(sys.argv[1], key=bytes(32))
+store.save("job", "step", 1)
+real, saved = hmac.digest, []
+def digest(key, data, algorithm):
+    if b"data key id" in data and threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGUSR1)
+    return real(key, data, algorithm)
+signal.signal(signal.SIGUSR1, lambda *_: saved.append(store.save("job", "from the handler", 2)))
+hmac.digest = digest
+store.rekey(rewrite=True)
+sys.exit(0 if saved and [c.id for c in store.list("job")][1:] == saved else 1)
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], timeout=60, check=False)
+    assert ended.returncode == 0
+
+
 def test_locks_in_the_main_thread_would_be_noticed(tmp_path: Path) -> None:
     """The mutant: calls of the main thread run where they are."""
     program = """

@@ -20,7 +20,6 @@ import binascii
 import hmac
 import os
 import struct
-from functools import cached_property
 
 from kedge.errors import Corrupted
 from kedge.ports import ENVELOPE, Buffer
@@ -56,13 +55,10 @@ class DataKey:
 
     def __init__(self, secret: bytes, store_id: str, namespace: str) -> None:
         self._secret = secret
+        self.id = hmac.digest(secret, b"kedge data key id", "sha256")[:KEY_ID_BYTES]
         self._place = bound(store_id.encode(), namespace.encode())
         self._kinds: dict[str, bytes] = {}  # for each kind, the beginning of what an envelope is bound to
         self._naming = hmac.digest(secret, b"kedge chunk names", "sha256")
-
-    @cached_property
-    def id(self) -> bytes:
-        return hmac.digest(self._secret, b"kedge data key id", "sha256")[:KEY_ID_BYTES]
 
     def chunk_id(self, digest: bytes) -> bytes:
         """Return the name of a chunk with this content digest. Without the key, equal content cannot be recognised."""
