@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ def address(tmp_path_factory: pytest.TempPathFactory, known: dict[str, str]) -> 
     from tests.e2e.page_data import fill
 
     place = tmp_path_factory.mktemp("page") / "store"
-    known |= fill(place) | {"place": str(place)}
+    with ThreadPoolExecutor(1) as thread:  # in this one Chromium's event loop may run, and runs refuse to wait there
+        known |= thread.submit(fill, place).result() | {"place": str(place)}
     with served(place) as where:
         yield where
 
