@@ -24,7 +24,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, Checkpoint
 
 from .failure import Failure
-from .inbox import post
+from .inbox import post, value_of
 from .keys import Path, show
 from .owner import newest_status
 
@@ -147,8 +147,9 @@ def asked_again(store: CheckpointManager, run: str, since: datetime | None = Non
     asked: dict[str, int] = {}
     for message in store.list(run + INBOX_SUFFIX, metadata={"kind": RETRY}):
         if since is None or message.created_at >= since:
-            state = store.load(message.id)
-            asked.update(state["value"])
+            value = value_of(store, message)
+            entries = value.items() if isinstance(value, Mapping) else ()
+            asked.update({key: seq for key, seq in entries if isinstance(key, str) and isinstance(seq, int)})
     return asked
 
 

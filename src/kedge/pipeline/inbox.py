@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict
 
@@ -68,6 +68,12 @@ def post(
     )
 
 
+def value_of(store: CheckpointManager, message: Checkpoint) -> object:
+    """What was sent. None for a record that is no message: anybody who may save can write one, and it ends no run."""
+    state: object = store.load(message.id)
+    return state.get("value") if isinstance(state, Mapping) else None
+
+
 class Inbox:
     """The messages of one run, read on from where it was last read."""
 
@@ -114,8 +120,7 @@ class SignalMessages:
                 return None
             message = unread.popleft()
             self._given[name].add(message.seq)
-        state = self._store.load(message.id)
-        return {"value": state["value"], "message": message.seq}
+        return {"value": value_of(self._store, message), "message": message.seq}
 
     def _next_page(self, name: str) -> list[Checkpoint]:
         inbox, wanted = self._key + INBOX_SUFFIX, {"kind": SIGNAL, "name": name}

@@ -11,7 +11,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId
 
 from .digests import DIGEST_BYTES, split
-from .inbox import ITEMS, post
+from .inbox import ITEMS, post, value_of
 from .keys import digest_of, show
 
 _PAGE = 5000
@@ -153,6 +153,12 @@ def _number_at(record: Checkpoint, index: int) -> int | None:
 def retry_items(store: CheckpointManager, run: str, items: Collection[str]) -> list[CheckpointId]:
     """Have only these failed items, as MAP/KEY, tried again when the run is resumed; answers the messages."""
     return [post(store, run, ITEMS, path, keys) for path, keys in failed_items(store, run, items).items()]
+
+
+def keys_in(store: CheckpointManager, message: Checkpoint) -> list[str]:
+    """The keys that a message of `retry_items` holds."""
+    keys = value_of(store, message)
+    return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
 
 
 def failed_items(store: CheckpointManager, run: str, items: Collection[str]) -> dict[str, list[str]]:

@@ -421,5 +421,11 @@ class Run(WaitingRun):
         finally:
             session.account.close_bill(place.path)
 
+    def wait_for_attempt(self, seconds: float) -> None:
+        """Before another attempt at an item; raises what keeps the run from going on, as soon as anything does."""
+        session = self._at_work()
+        session.wait(seconds)
+        session.pause_point()
+
     def __repr__(self) -> str:
         return f"<kedge run {self.key}, session {self.session}>"

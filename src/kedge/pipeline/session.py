@@ -26,6 +26,7 @@ from .attempt import Isolation
 from .failure import Failure, one_line, traceback_of
 from .final_failures import KeptFailures
 from .inbox import CANCEL, ITEMS, Inbox, SignalMessages
+from .items import keys_in
 from .keys import Path, previews, show, step_key
 from .owner import newest_status, save_status, status_request, this_process
 from .progress import watcher
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 INBOX_EVERY_S = 1.0
 PROGRESS_EVERY_S = 10.0
+WAKE_EVERY_S = 0.1  # of what waits, to see whether the run is to stop
 
 
 class Session:
@@ -278,6 +280,23 @@ class Session:
         self._read_inbox()
         self.raise_stopped()
 
+    def wait(self, seconds: float) -> None:
+        """Sleep, but no longer than until the run is to stop: `pause_point` says why."""
+        for pause_s in self._pauses(seconds):
+            time.sleep(pause_s)
+
+    async def wait_async(self, seconds: float) -> None:
+        """The same for a task: it takes none of the few threads in which others save."""
+        from asyncio import sleep
+
+        for pause_s in self._pauses(seconds):
+            await sleep(pause_s)
+
+    def _pauses(self, seconds: float) -> Iterator[float]:
+        until = time.monotonic() + seconds
+        while not (self.signals.stopping or self._stopped_by) and (left := until - time.monotonic()) > 0:
+            yield min(left, WAKE_EVERY_S)
+
     def raise_stopped(self, cause: BaseException | None = None) -> None:
         """Raise what ended the run from outside, if anything did."""
         if (stopped := self._stopped_by) is not None:
@@ -298,9 +317,8 @@ class Session:
                     text = f"run {self.key} was cancelled by {message.metadata.get('actor')}"
                     hint = "what it finished is kept; use another key to start anew"
                     self._stop(Cancelled(text, hint=hint), self.signals.grace_s)
-                elif message.metadata.get("kind") == ITEMS:
-                    state = self.store.load(message.id)
-                    self.chosen_items.setdefault(str(message.metadata.get("name")), set()).update(state["value"])
+                elif message.metadata.get("kind") == ITEMS and (keys := keys_in(self.store, message)):
+                    self.chosen_items.setdefault(str(message.metadata.get("name")), set()).update(keys)
         finally:
             self._inbox_lock.release()
 

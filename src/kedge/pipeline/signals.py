@@ -125,12 +125,6 @@ class Signals:
     def must_wait(self) -> bool:
         return self.is_held and not self.stopping
 
-    def wait(self, seconds: float) -> None:
-        """Sleep, but no longer than until a stop is asked for."""
-        until = time.monotonic() + seconds
-        while not self.stopping and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 0.1))
-
     def _on_stop(self, number: int, _: FrameType | None) -> None:
         name = signal.Signals(number).name
         reason, self._interruption = self._interruption, None

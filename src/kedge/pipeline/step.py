@@ -143,7 +143,7 @@ class Steps:
                 with self._attempting(step, attempt), self._session.signals.in_step():
                     result = self._attempt(step)
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
-                self._session.signals.wait(self._record_failure(step, error, attempt, time.monotonic() - began))
+                self._session.wait(self._record_failure(step, error, attempt, time.monotonic() - began))
             else:
                 self._save(step, result, attempt, time.monotonic() - began)
                 return result
@@ -171,7 +171,7 @@ class Steps:
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
                 seconds = time.monotonic() - began
                 wait_s = await to_thread(self._record_failure, step, error, attempt, seconds)
-                await to_thread(self._session.signals.wait, wait_s)
+                await self._session.wait_async(wait_s)
             else:
                 await to_thread(self._save, step, result, attempt, time.monotonic() - began)
                 return result

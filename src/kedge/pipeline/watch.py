@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
-
-from kedge.errors import CheckpointError
 
 if TYPE_CHECKING:
     from .session import Session
@@ -40,10 +39,8 @@ class Watch:
             self._has_some.wait()
             time.sleep(LOOK_EVERY_S)
             for session in list(self._sessions):
-                try:
+                with suppress(Exception):  # a store that is away, for one: the run meets that, the others are watched
                     session.look()
-                except CheckpointError:
-                    pass  # the store is away for now; the run meets that by itself
             self._has_some.clear()
             if self._sessions:
                 self._has_some.set()

@@ -117,14 +117,16 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     store = run.store if run is not None else _open(spec)
     outcome = Outcome()
     batch = Batch(store, spec, outcome)
-    with _working_for(spec.carried, is_elsewhere=run is None), _flusher_here().watching(batch):
-        for item in items:
-            failure = _work_on(spec, item, run, batch)
-            if failure is not None:
-                batch.fail(item, failure)
-                if spec.stops_at_failure:
-                    break
-    batch.flush()
+    try:
+        with _working_for(spec.carried, is_elsewhere=run is None), _flusher_here().watching(batch):
+            for item in items:
+                failure = _work_on(spec, item, run, batch)
+                if failure is not None:
+                    batch.fail(item, failure)
+                    if spec.stops_at_failure:
+                        break
+    finally:
+        batch.flush()  # also what was done before an item that ends the run, or pauses it
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -207,9 +209,19 @@ def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError
         except Exception as error:  # noqa: BLE001 - the item's own; it is recorded with the batch
             if not spec.retry.allows(error, attempt):
                 return ItemError.of(item.label, error, attempt)
-            time.sleep(spec.retry.wait_s(attempt))
+            _wait(run, spec.retry.wait_s(attempt))
         else:
             return None
+
+
+def _wait(run: Run | None, seconds: float) -> None:
+    """Between two attempts at an item. Raises if the run is to stop meanwhile."""
+    if run is not None:
+        run.wait_for_attempt(seconds)
+    elif _halt is None:
+        time.sleep(seconds)
+    elif _halt.wait(seconds):
+        raise CheckpointError("the map is stopped")  # to nobody: its run is pausing, and tries the item again
 
 
 class Batch:

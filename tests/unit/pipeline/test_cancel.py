@@ -1,6 +1,7 @@
 """A cancellation, and the time limit of a run, reach steps that are under way."""
 
 import asyncio
+import contextvars
 import os
 import signal
 import subprocess
@@ -8,8 +9,12 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +24,9 @@ from kedge.pipeline import interruption
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.history import find_run
+from kedge.pipeline.watch import Watch
 from tests.pipeline_work import hang
-from tests.waiting import wait_for
+from tests.waiting import wait_for, wait_for_async
 
 
 @pytest.fixture
@@ -108,6 +114,123 @@ def test_a_run_has_a_time_limit_that_counts_from_its_first_beginning(store: Chec
     with pytest.raises(StepTimeout):
         asyncio.run(pipeline(0.05))  # it began long ago
     assert asyncio.run(pipeline(3600)) == 1
+
+
+@pytest.mark.parametrize("kind", ["items", "retry", "signal", "cancelled", 7])
+@pytest.mark.parametrize("state", [{}, {"value": 5}, {"value": {"a": []}}, {"value": [{}]}, [1]])
+def test_a_record_that_is_no_message_disturbs_nobody(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch, kind: object, state: object
+) -> None:
+    monkeypatch.setattr("kedge.pipeline.session.INBOX_EVERY_S", 0)
+    for number in range(2):  # it comes while the run is at work, and is there when it is resumed
+        with kedge.run("r", store=store) as run:
+            with suppress(ZeroDivisionError):
+                run.step("fails", lambda: 1 / 0)
+            store.save("r:inbox", "forged", state, metadata={"kind": kind, "name": "m"})
+            assert run.map(abs, [number], name="m") == [number]
+            if kind == "signal":
+                run.signal("m")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """In the place of a session."""
+
+    look: Callable[[], None]
+
+
+def test_the_watch_outlives_whatever_a_look_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge.pipeline.watch.LOOK_EVERY_S", 0.001)
+    looks, watch, sessions = list[int](), Watch(), list[Any]()
+
+    def look(number: int) -> None:
+        looks.append(number)
+        raise TypeError("a bug")
+
+    for number in range(2):
+        sessions.append(Watched(partial(look, number)))
+        watch.add(sessions[number])
+    wait_for(lambda: min(looks.count(0), looks.count(1)) > 1, "one of the runs is not watched")
+    for session in sessions:
+        watch.remove(session)
+
+
+LATER = kedge.Retry(times=1, delay_s=120, max_delay_s=120, jitter=0)
+
+
+def fails(begun: threading.Event) -> None:
+    begun.set()
+    raise ValueError("no")
+
+
+async def fails_too(begun: threading.Event) -> None:
+    fails(begun)
+
+
+def of_a_step(run: kedge.Run, begun: threading.Event) -> None:
+    run.step("fails", fails, begun, inputs=None, retries=LATER)
+
+
+def of_a_coroutine(run: kedge.Run, begun: threading.Event) -> None:
+    asyncio.run(run.step("fails", fails_too, begun, inputs=None, retries=LATER))
+
+
+def of_an_item(run: kedge.Run, begun: threading.Event) -> None:
+    run.map(lambda _: fails(begun), [1], retries=LATER)
+
+
+@pytest.mark.parametrize("attempt", [of_a_step, of_a_coroutine, of_an_item])
+@pytest.mark.parametrize("end", [kedge.pipeline.Paused, Cancelled])
+def test_a_run_that_waits_for_another_attempt_is_stopped(
+    store: CheckpointManager, attempt: Callable[[kedge.Run, threading.Event], None], end: type[BaseException]
+) -> None:
+    begun, ends = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            attempt(run, begun)
+        except BaseException as error:  # a pause is a SystemExit
+            ends.append(error)
+
+    with kedge.run("r", store=store, signals=False) as run:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
+        thread.start()
+        begun.wait()
+        if end is Cancelled:
+            cancel(store, "r")
+        else:
+            run.stop("enough")
+        thread.join(60)
+    assert [type(error) for error in ends] == [end]
+
+
+def test_steps_that_wait_for_another_attempt_keep_no_others_from_saving(store: CheckpointManager) -> None:
+    """However many there are: asyncio has a few threads for all."""
+
+    async def pipeline() -> int:
+        async with kedge.run("r", store=store, signals=False) as run:
+            waiting = [
+                asyncio.create_task(
+                    run.step(f"fails {number}", fails_too, threading.Event(), inputs=None, retries=LATER)
+                )
+                for number in range(40)
+            ]
+            await wait_for_async(lambda: _failures(store) == 40, "not all of them fail")
+            result: int = await asyncio.wait_for(run.step("quick", quick), 60)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            return result
+
+    assert asyncio.run(pipeline()) == 1
+
+
+def _failures(store: CheckpointManager) -> int:
+    return len(store.list("r", metadata={"kind": "attempt"}))
+
+
+async def quick() -> int:
+    return 1
 
 
 class Spinning:

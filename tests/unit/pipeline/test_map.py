@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Retry, Validation
+from kedge.pipeline.approval import pending_approvals
 from kedge.pipeline.digests import DigestSet
 from kedge.pipeline.history import explain, find_run
 from kedge.pipeline.items import maps_of
@@ -93,6 +95,27 @@ def test_a_map_that_stopped_goes_on_with_the_rest(store: CheckpointManager, tmp_
     assert len(work.calls()) == 51
     (found,) = explain(store, "r")
     assert (found.verdict, found.reason) == ("map", "50 items done")
+
+
+def test_items_before_one_that_pauses_the_run_are_not_run_again(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kedge.pipeline.map.CHUNK_S", 600)
+    monkeypatch.setattr("kedge.pipeline.worker.BATCH_S", 600)
+    begun: list[int] = []
+
+    def approve(number: int) -> int:
+        if number == 30:  # behind others of its chunk
+            kedge.current_run().approval("go", wait_s=0)
+        begun.append(number)
+        return number
+
+    for _ in range(2):
+        with suppress(SystemExit), kedge.run("r", store=store, signals=False) as run:
+            assert run.map(approve, range(40), workers=1) == list(range(40))
+        for asked in pending_approvals(store, "r"):
+            kedge.decide(store, "r", asked.name, True)
+    assert sorted(begun) == list(range(40))
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
