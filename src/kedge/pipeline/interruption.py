@@ -1,11 +1,14 @@
 """How a step is ended that runs in a thread other than the main one: an exception is raised in its own code.
 
-Kedge's own code, which may hold a lock or be about to save, is never interrupted so: who wants to end the step tries
-again later. Code that waits outside Python, as `time.sleep` does, is reached when it comes back.
+Some code is never interrupted so, and who wants to end the step tries again later. Kedge's own may hold a lock or be
+about to save. And other runs of the process need what an import, a log record or a lock is about: modules that were
+half imported cannot always be imported again (torch), logging loses its locks and catches the exception, and a lock
+stays taken. Code that waits outside Python, as `time.sleep` does, is reached when it comes back.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -19,6 +22,8 @@ from kedge.errors import CheckpointError
 T = TypeVar("T")
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SHARED = ("<frozen importlib", os.path.dirname(logging.__file__) + os.sep)
+_TAKES_OR_GIVES_BACK = frozenset({"__enter__", "__exit__", "acquire", "release"})
 
 
 class Interrupted(CheckpointError):
@@ -53,23 +58,27 @@ class Interruptible:
     def interrupt(self) -> None:
         """Once, if the step's own code runs now. Python switches threads seldom enough that it still does a moment
         later; if it does not, what was not raised yet is taken back."""
-        if not self.is_told and _is_at(self._thread):
+        if not self.is_told and self._is_in_own_code():
             pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._thread), py_object(Interrupted))
-            self.is_told = _is_at(self._thread)
+            self.is_told = self._is_in_own_code()
             if not self.is_told:
                 pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._thread), None)
+
+    def _is_in_own_code(self) -> bool:
+        """Whether the thread is in the step, and not in a later one or that of another run, at what may be ended."""
+        if self._attempts.get(self._thread) is not self:
+            return False
+        frame: FrameType | None = sys._current_frames().get(self._thread)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename.startswith(_OURS):
+                return code is call.__code__
+            if code.co_filename.startswith(_SHARED) or code.co_name in _TAKES_OR_GIVES_BACK:
+                return False
+            frame = frame.f_back
+        return False
 
 
 def call(function: Callable[..., T], args: tuple[object, ...], kwargs: Mapping[str, object]) -> T:
     """The function of a step: what runs in here, and is none of Kedge's code, can be interrupted."""
     return function(*args, **kwargs)
-
-
-def _is_at(thread: int) -> bool:
-    """Whether a thread is in the own code of a step."""
-    frame: FrameType | None = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_OURS):
-            return frame.f_code is call.__code__
-        frame = frame.f_back
-    return False

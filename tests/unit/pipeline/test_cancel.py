@@ -2,6 +2,8 @@
 
 import asyncio
 import contextvars
+import importlib.util
+import logging
 import os
 import signal
 import subprocess
@@ -292,26 +294,61 @@ def test_the_time_limit_of_a_run_ends_a_step_in_a_worker(store: CheckpointManage
     assert step.ended.is_set() == step.begun.is_set()
 
 
-def test_code_of_kedge_in_a_step_is_not_interrupted() -> None:
-    """It may hold a lock. So the step is ended when it is back in its own code."""
-    inside, go_on, cut = threading.Event(), threading.Event(), list[str]()
+class Busy:
+    """Code that a step is in until it may go on."""
 
-    def waiting() -> None:
-        inside.set()
+    def __init__(self) -> None:
+        self.has_begun, self.may_go_on, self.was_cut = threading.Event(), threading.Event(), False
+
+    def __call__(self) -> None:
+        self.has_begun.set()
         try:
-            while not go_on.is_set():
+            while not self.may_go_on.is_set():
                 pass
         except BaseException:
-            cut.append("in Kedge")
+            self.was_cut = True
             raise
 
+
+def in_kedge(busy: Busy, folder: Path) -> None:
+    code = (lambda work: work()).__code__.replace(co_filename=interruption.__file__)
+    types.FunctionType(code, globals())(busy)
+
+
+def in_an_import(busy: Busy, folder: Path) -> None:
+    """Of a module whose code is not Kedge's. One that is cut off may be one that cannot be imported again."""
+    (folder / "slow.py").write_text("busy()\n")
+    spec = importlib.util.spec_from_file_location("slow", folder / "slow.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    vars(module)["busy"] = busy
+    spec.loader.exec_module(module)
+
+
+def in_a_log_record(busy: Busy, folder: Path) -> None:
+    """Its handler has taken its lock, and catches whatever is raised in it."""
+    handler = logging.StreamHandler()
+    handler.emit = lambda record: busy()  # type: ignore[method-assign]
+    handler.handle(logging.makeLogRecord({}))
+
+
+def in_a_lock(busy: Busy, folder: Path) -> None:
+    class Lock:
+        def acquire(self) -> None:
+            busy()
+
+    Lock().acquire()
+
+
+@pytest.mark.parametrize("place", [in_kedge, in_an_import, in_a_log_record, in_a_lock])
+def test_what_must_not_be_cut_off_in_a_step(place: Callable[[Busy, Path], None], tmp_path: Path) -> None:
+    """Kedge may hold a lock, and others need the rest. So the step is ended when it is back in its own code."""
+    busy, cut = Busy(), list[str]()
     attempts: dict[int, interruption.Interruptible] = {}
-    code = waiting.__code__.replace(co_filename=interruption.__file__)
-    ours = types.FunctionType(code, globals(), closure=waiting.__closure__)
 
     def own() -> None:
-        ours()
-        cut.append("own")
+        place(busy, tmp_path)
         while True:
             pass
 
@@ -322,14 +359,39 @@ def test_code_of_kedge_in_a_step_is_not_interrupted() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    inside.wait()
+    busy.has_begun.wait()
     (attempt,) = attempts.values()
     attempt.interrupt()
-    assert not attempt.is_told
-    go_on.set()
-    wait_for(lambda: cut == ["own"], "the step does not go on")
-    attempt.interrupt()
-    assert attempt.is_told
+    was_told = attempt.is_told
+    busy.may_go_on.set()
+    wait_for(lambda: (attempt.interrupt(), attempt.is_told)[1], "the step does not go on")
     thread.join()
-    assert cut == ["own", "ended"]
+    assert not was_told
+    assert not busy.was_cut
+    assert cut == ["ended"]
     assert not attempts
+
+
+def test_a_step_that_has_ended_is_not_looked_for_in_the_next_one() -> None:
+    """A worker's thread goes on to another run, which nobody has cancelled."""
+    first, second, ended = Busy(), Busy(), list[str]()
+    of_one_run: dict[int, interruption.Interruptible] = {}
+    of_another: dict[int, interruption.Interruptible] = {}
+
+    def work() -> None:
+        for attempts, busy in ((of_one_run, first), (of_another, second)):
+            with interruption.Interruptible(attempts):
+                interruption.call(busy, (), {})
+            ended.append("well")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    first.has_begun.wait()
+    (attempt,) = of_one_run.values()
+    first.may_go_on.set()
+    second.has_begun.wait()
+    attempt.interrupt()
+    second.may_go_on.set()
+    thread.join()
+    assert not attempt.is_told
+    assert ended == ["well", "well"]
