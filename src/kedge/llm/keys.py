@@ -28,10 +28,10 @@ MAX_BODY_BYTES = 64 << 20
 # Calls that only compute an answer. Others with a body (files, batches, threads) have effects at the vendor.
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings", "/audio/speech")
 _CALLS_OF_DEFAULT_MODELS = ("/moderations", "/images/generations")
-_FREE = (
-    "/cancel", "/complete", "/conversations", "/count_tokens", ":countTokens", "/files", "/input_tokens", "/parts",
-    "/uploads",
-)  # fmt: skip
+# What is free at all vendors that have it: their endings are those of paid calls elsewhere (/complete, /conversations).
+_FREE = re.compile(
+    r".*(?:/uploads(?:/[^/]+/(?:complete|parts))?|/files|/cancel|/count_tokens|:countTokens|/responses/input_tokens)"
+)
 _GEMINI = re.compile(r".*/models/([^/:]+):(?:generateContent|streamGenerateContent|embedContent|batchEmbedContents)")
 
 
@@ -92,7 +92,7 @@ def is_call(method: str, path: str) -> bool:
 
 def may_cost(method: str, path: str) -> bool:
     """Return whether a call that is not cached may cost money: whatever is sent, unless it is known to be free."""
-    return method == "POST" and not path.endswith(_FREE)
+    return method == "POST" and _FREE.fullmatch(path) is None
 
 
 def _names_itself(path: str) -> bool:

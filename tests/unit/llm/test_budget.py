@@ -338,6 +338,8 @@ def test_the_vendors_sdks_say_so(store: kedge.CheckpointManager) -> None:
         ("/v1/images/edits", b"--boundary"),
         ("/v1/audio/transcriptions", b"--boundary"),
         ("/v1/fine_tuning/jobs", b"{}"),
+        ("/v1/complete", b'{"model": "claude-2.1", "prompt": "Hello"}'),  # ends as a finished upload does
+        ("/v1/conversations", b'{"model": "mistral-small-latest", "inputs": "Hello"}'),
         ("/v1/chat/completions", b'{"model": "gpt-4o-mini", "temperature": NaN}'),  # has no key
     ],
 )
@@ -361,6 +363,10 @@ def test_what_costs_money_and_has_no_estimate_is_refused(
         ("GET", "/v1/models"),
         ("DELETE", "/v1/files/file-1"),
         ("POST", "/v1/files"),
+        ("POST", "/v1/uploads"),
+        ("POST", "/v1/uploads/upload_1/parts"),
+        ("POST", "/v1/uploads/upload_1/complete"),
+        ("POST", "/v1/uploads/upload_1/cancel"),
         ("POST", "/v1/batches/batch_1/cancel"),
         ("POST", "/v1/messages/count_tokens"),
         ("POST", "/v1beta/models/gemini-2.5-flash:countTokens"),
