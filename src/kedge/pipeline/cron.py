@@ -95,8 +95,14 @@ class Cron:
         if midnight.utcoffset() == (midnight + timedelta(days=1)).utcoffset():
             return (local.astimezone(UTC) for local in times)
         # The clocks change. What they skip may be due behind what follows it.
-        folds = (0, 1) if len(self.hours) == _HOURS_OF_A_DAY else (0,)
-        return sorted({local.replace(fold=fold).astimezone(UTC) for local in times for fold in folds})
+        is_for_each_hour = len(self.hours) == _HOURS_OF_A_DAY
+        moments: set[datetime] = set()
+        for local in times:
+            first, second = (local.replace(fold=fold).astimezone(UTC) for fold in (0, 1))
+            moments.add(first)
+            if is_for_each_hour and second > first:  # it comes twice; of a skipped time, `second` is too early
+                moments.add(second)
+        return sorted(moments)
 
 
 def parse_cron(text: str, zone: str) -> Cron:

@@ -66,6 +66,7 @@ def serve(store: CheckpointManager) -> list[str]:
         ("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", ["10-25T00:30", "10-26T01:30"]),  # twice that night
         ("30 * * * *", "Europe/Berlin", "2026-10-25T00:00", ["10-25T00:30", "10-25T01:30"]),  # every hour, twice too
         ("15,40 2 * * *", "Australia/Lord_Howe", "2026-10-03T12:00", ["10-03T15:40", "10-03T15:45"]),  # half an hour
+        ("20 * * * *", "Australia/Lord_Howe", "2026-10-03T14:00", ["10-03T14:50", "10-03T15:50", "10-03T16:20"]),
         ("@daily", "UTC", "2026-12-31T00:00", ["01-01T00:00"]),
     ],
 )
