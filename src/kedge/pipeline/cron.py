@@ -55,7 +55,9 @@ class Interval:
 
     def after(self, moment: datetime) -> datetime:
         count = int(moment.timestamp() // self.every_s) + 1
-        return datetime.fromtimestamp(count * self.every_s, UTC)
+        while (tick := datetime.fromtimestamp(count * self.every_s, UTC)) <= moment:  # by what is lost in rounding
+            count += 1
+        return tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,16 @@ def test_an_interval_means_the_same_moments_everywhere() -> None:
     assert Interval(60).after(Interval(60).after(moment)) == datetime(2026, 1, 1, 0, 2, tzinfo=UTC)
 
 
+@pytest.mark.parametrize("every_s", [1.1, 10 / 3, 90.1])
+def test_an_interval_of_any_length_goes_on(every_s: float) -> None:
+    """A moment that came after itself would be due for ever."""
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    for _ in range(1000):
+        following = Interval(every_s).after(moment)
+        assert 0 < (following - moment).total_seconds() < every_s + 1e-5
+        moment = following
+
+
 def test_each_moment_is_run_once(store: CheckpointManager, clock: Time) -> None:
     queue = kedge.queue("q", store=store)
     made = kedge.schedule(queue, "n", nightly, "Oslo", cron="0 3 * * *")
