@@ -1,8 +1,9 @@
 """Schedules: runs that are submitted to a queue again and again.
 
 A schedule is an entry of the job `queue:<name>:schedules`, delayed until the next moment it is due. The worker that
-takes it submits the run of that moment, whose key is the schedule's name and the moment, and puts a new entry in the
-place of the old one. So it is fenced and taken over as any entry is, no moment is run twice, and waiting costs nothing.
+takes it submits the run of that moment, whose key is made of the queue, the schedule's name and the moment, and puts a
+new entry in the place of the old one. So it is fenced and taken over as any entry is, no moment is run twice, and
+waiting costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from blake3 import blake3
 
-from kedge.errors import Conflict, NotFound, Validation
+from kedge.errors import Conflict, InvalidName, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, parse_name
 
@@ -23,11 +24,13 @@ from .declaration import Pipeline, parse_pipeline
 from .entries import (
     DELAYED,
     Arguments,
+    Entry,
     EntryFacts,
     after_key,
     call_of,
     drop_entry,
     facts_of,
+    inputs_of,
     new_entry,
     queue_job,
     save_entry,
@@ -46,6 +49,12 @@ MOST_AT_ONCE = 1000  # missed moments that are submitted in one turn
 _LEASE_S = 10.0
 _MOST_BACKFILLED = 100_000  # times at once: a range of centuries is a typing mistake
 _MOMENT = "scheduled_at"  # the parameter that is given the moment
+_MOMENT_IN_KEYS = "%Y%m%dT%H%M%SZ"
+_MOST_CHARACTERS = 104  # of the names of a queue and a schedule together: so much that the keys of runs are valid
+_FIELDS = {
+    "name": str, "queue": str, "cron": str, "every_s": int | float, "zone": str, "catch_up": str,
+    "jitter_s": int | float, "retries": int, "takes_moment": bool,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +75,27 @@ class Schedule:
     takes_moment: bool  # the pipeline has a parameter `scheduled_at`
 
     @classmethod
-    def of(cls, record: Checkpoint) -> Schedule:
-        about = facts_of(record)
-        rule = about["schedule"]
-        return cls(
-            rule["name"], rule["queue"], about["pipeline"], rule["cron"], rule["every_s"], rule["zone"],
-            rule["catch_up"], rule["jitter_s"], rule["retries"], datetime.fromtimestamp(about["due_at"], UTC),
-            record.tags.get("state") == PAUSED, rule["takes_moment"],
-        )  # fmt: skip
+    def of(cls, record: Checkpoint) -> Schedule | None:
+        """None for a record that is no schedule: anybody who may save can write one, and it disturbs nobody."""
+        entry, rule = Entry.of(record), record.metadata.get("schedule")
+        if entry is None or not isinstance(rule, Mapping):
+            return None
+        if not all(isinstance(rule.get(name), kind) for name, kind in _FIELDS.items()):
+            return None
+        try:
+            due_at = datetime.fromtimestamp(entry.due_at, UTC)
+        except (ValueError, OverflowError):
+            return None
+        facts = {name: rule[name] for name in _FIELDS}
+        return cls(**facts, pipeline=entry.pipeline, due_at=due_at, is_paused=record.tags.get("state") == PAUSED)
 
     @property
     def ticks(self) -> Ticks:
         return parse_cron(self.cron, self.zone) if self.cron else Interval(self.every_s)
 
     def key_at(self, moment: datetime) -> str:
-        return f"{self.name}-{moment.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+        """Of the run: queues may have schedules of the same name."""
+        return f"{self.queue}:{self.name}-{moment.astimezone(UTC):{_MOMENT_IN_KEYS}}"
 
     def missed(self, until: datetime) -> tuple[list[datetime], datetime | None]:
         """The moments from `due_at` to `until` that are to be run, and the next one to wait for."""
@@ -158,7 +173,8 @@ def schedule(
 
     `cron` has five fields, in the time zone `tz`; `every_s` is an interval. `catch_up` says what to do about moments at
     which no worker was there: run "all" of them, the "last" one, or "none". A run begins up to `jitter_s` later. A
-    parameter `scheduled_at` of the pipeline is given the moment. The same name with other rules replaces the schedule.
+    parameter `scheduled_at` of the pipeline is given the moment. The same call again changes nothing: not when the
+    schedule is due, nor that it is paused. With other options or arguments, the schedule of that name is replaced.
     """
     rule = Rule(cron, every_s, tz, catch_up, jitter_s, retries)
     parse_pipeline(pipeline).check_options(args, rule)
@@ -174,7 +190,11 @@ def schedule_call(
     rule: Rule,
 ) -> Schedule:
     """`schedule` for arguments whose names the options of `schedule` have, too."""
-    parse_name("schedule", name)
+    if len(parse_name("schedule", name)) + len(queue.name) > _MOST_CHARACTERS:
+        raise InvalidName(
+            f"schedule {name[:60]}… has too long a name",
+            hint=f"use at most {_MOST_CHARACTERS} characters for the names of the queue and the schedule together",
+        )
     takes_moment = _MOMENT in inspect.signature(parse_pipeline(pipeline).function).parameters
     pipeline.check_call(args, {**kwargs, _MOMENT: now()} if takes_moment else kwargs)
     due_at = rule.ticks.after(now())
@@ -188,19 +208,34 @@ def schedule_call(
     with take_lease(queue.store, entry["run"], _LEASE_S, wait_s=_LEASE_S):
         earlier = _records(queue.store, queue.name, name)
         call = call_of(pipeline.function, args, kwargs)
+        if earlier and _is_same(queue.store, earlier[-1], entry, call):
+            return find_schedule(queue.store, queue.name, name)
         save_entry(queue.store, job, entry, call, tags={"schedule": name})
         for record in earlier:
             drop_entry(queue.store, record.id)
     return find_schedule(queue.store, queue.name, name)
 
 
+def _is_same(store: CheckpointManager, record: Checkpoint, entry: EntryFacts, call: Arguments) -> bool:
+    """Whether a schedule is as it is declared once more, such as by a program that does so whenever it starts."""
+    saved = facts_of(record)
+    if (saved["pipeline"], saved["schedule"]) != (entry["pipeline"], entry["schedule"]):
+        return False
+    return inputs_of(entry["pipeline"], store.load(record.id)) == inputs_of(entry["pipeline"], call)
+
+
 def schedules(store: CheckpointManager, queue: str) -> Iterator[Schedule]:
-    for record in store.walk(schedule_job(queue)):
-        yield Schedule.of(record)
+    return (schedule for record in store.walk(schedule_job(queue)) if (schedule := Schedule.of(record)) is not None)
 
 
 def find_schedule(store: CheckpointManager, queue: str, name: str) -> Schedule:
-    return Schedule.of(_record(store, queue, name))
+    return _parsed(_record(store, queue, name))
+
+
+def _parsed(record: Checkpoint) -> Schedule:
+    schedule = Schedule.of(record)
+    assert schedule is not None  # nosec B101 # `_records` has looked
+    return schedule
 
 
 def pause(store: CheckpointManager, queue: str, name: str) -> None:
@@ -251,7 +286,7 @@ def _with_call(store: CheckpointManager, queue: str, name: str) -> tuple[Schedul
     while True:
         record = _record(store, queue, name)
         try:
-            return Schedule.of(record), store.load(record.id)
+            return _parsed(record), store.load(record.id)
         except NotFound:
             if store.exists(record.id):
                 raise
@@ -264,7 +299,8 @@ def fire(store: CheckpointManager, entry_id: str) -> list[str]:
         record = store.get(entry_id)
     except NotFound:
         return []  # it was deleted, or another worker was here
-    schedule = Schedule.of(record)
+    if (schedule := Schedule.of(record)) is None:
+        return []
     if _record(store, schedule.queue, schedule.name).id != record.id:
         drop_entry(store, record.id)  # whoever replaced it died before this
         return []
@@ -300,7 +336,8 @@ def _lease_name(queue: str, name: str) -> str:
 
 
 def _records(store: CheckpointManager, queue: str, name: str) -> list[Checkpoint]:
-    return store.list(schedule_job(queue), tags={"schedule": name})
+    records = store.list(schedule_job(queue), tags={"schedule": name})
+    return [record for record in records if Schedule.of(record) is not None]
 
 
 def _record(store: CheckpointManager, queue: str, name: str) -> Checkpoint:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge import CheckpointManager, Validation
+from kedge import CheckpointManager, InvalidName, Validation
 from kedge.pipeline import schedules
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
@@ -112,7 +112,7 @@ def test_each_moment_is_run_once(store: CheckpointManager, clock: Time) -> None:
     assert made.due_at == datetime(2026, 1, 2, 3, tzinfo=UTC)
     assert serve(store) == []
     clock.now = datetime(2026, 1, 2, 3, 0, 1, tzinfo=UTC)
-    key = "n-20260102T030000Z"
+    key = "q:n-20260102T030000Z"
     assert serve(store) == [f"{key} is submitted by its schedule", f"{key} is completed"]
     assert queue.handle(key).result(0) == "Oslo 02 03:00"
     assert serve(store) == []
@@ -125,7 +125,7 @@ def test_missed_moments(store: CheckpointManager, clock: Time, catch_up: str, da
     clock.now = datetime(2026, 1, 4, 12, tzinfo=UTC)
     said = serve(store)
     assert sorted(line for line in said if "completed" in line) == [
-        f"n-2026010{day}T030000Z is completed" for day in days
+        f"q:n-2026010{day}T030000Z is completed" for day in days
     ]
     assert schedules.find_schedule(store, "q", "n").due_at == datetime(2026, 1, 5, 3, tzinfo=UTC)
 
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_in_the_middle_leaves_one_schedule(
     assert len(store.list(schedule_job("q"))) == 2
     schedules.fire(store, record.id)
     assert len(store.list(schedule_job("q"))) == 1
-    assert [line for line in serve(store) if "completed" in line] == ["n-20260102T030000Z is completed"]
+    assert [line for line in serve(store) if "completed" in line] == ["q:n-20260102T030000Z is completed"]
 
 
 def test_paused_changed_backfilled_deleted(store: CheckpointManager, clock: Time) -> None:
@@ -166,12 +166,69 @@ def test_paused_changed_backfilled_deleted(store: CheckpointManager, clock: Time
     with pytest.raises(Validation, match="is not later than the start"):
         schedules.backfill(store, "q", "n", end, start)
     keys = schedules.backfill(store, "q", "n", start, end)
-    assert [key[2:10] for key in keys] == ["20251230", "20251231", "20260101", "20260102"]
+    assert [key[4:12] for key in keys] == ["20251230", "20251231", "20260101", "20260102"]
     assert len([line for line in serve(store) if "completed" in line]) == 3  # one was run before
     assert queue.handle(keys[0]).result(0) == "Rome 30 03:00"
     schedules.unschedule(store, "q", "n")
     with pytest.raises(kedge.NotFound):
         schedules.pause(store, "q", "n")
+
+
+def test_the_same_schedule_again_changes_nothing(store: CheckpointManager, clock: Time) -> None:
+    """A program may declare its schedules whenever it starts: behind a time that no worker was there for, too."""
+    queue = kedge.queue("q", store=store)
+
+    def declare(city: str = "Oslo", hour: int = 3) -> schedules.Schedule:
+        return kedge.schedule(queue, "n", nightly, city, cron=f"0 {hour} * * *")
+
+    declare()
+    clock.now = datetime(2026, 1, 2, 4, tzinfo=UTC)
+    assert declare().due_at == datetime(2026, 1, 2, 3, tzinfo=UTC)
+    assert len([line for line in serve(store) if "completed" in line]) == 1
+    schedules.pause(store, "q", "n")
+    assert declare().is_paused
+    for other in (declare("Rome"), declare("Rome", 5)):
+        assert not other.is_paused
+        schedules.pause(store, "q", "n")
+    assert len(store.list(schedule_job("q"))) == 1
+
+
+def test_schedules_of_two_queues_may_have_one_name(store: CheckpointManager, clock: Time) -> None:
+    for name, city in (("q", "Oslo"), ("other", "Rome")):
+        kedge.schedule(kedge.queue(name, store=store), "n", nightly, city, cron="0 3 * * *")
+    clock.now = datetime(2026, 1, 2, 4, tzinfo=UTC)
+    said: list[str] = []
+    worker = Worker(store, ["q", "other"], {"nightly": nightly}, report=lambda run, text: said.append(f"{run} {text}"))
+    worker.serve(until_empty=True)
+    assert sorted(line for line in said if "completed" in line) == [
+        f"{name}:n-20260102T030000Z is completed" for name in ("other", "q")
+    ]
+
+
+def test_a_record_that_is_no_schedule_disturbs_nobody(store: CheckpointManager, clock: Time) -> None:
+    made = kedge.schedule(kedge.queue("q", store=store), "n", nightly, "Oslo", cron="0 3 * * *")
+    (record,) = store.list(schedule_job("q"))
+    forged: list[dict[str, Any]] = [
+        {}, {"schedule": 7}, {"schedule": {**record.metadata["schedule"], "zone": 1}}, {"due_at": 1e300},  # type: ignore[dict-item]
+    ]  # fmt: skip
+    for facts in forged:
+        store.save(
+            schedule_job("q"), "x", {}, metadata={**record.metadata, "schedule": None, **facts}, tags=record.tags
+        )
+    assert list(schedules.schedules(store, "q")) == [made]
+    clock.now = datetime(2026, 1, 2, 4, tzinfo=UTC)
+    assert len([line for line in serve(store) if "completed" in line]) == 1
+    schedules.unschedule(store, "q", "n")
+    assert list(schedules.schedules(store, "q")) == []
+
+
+def test_a_name_that_leaves_no_room_for_the_keys_of_runs_is_refused(store: CheckpointManager, clock: Time) -> None:
+    queue = kedge.queue("q", store=store)
+    with pytest.raises(InvalidName, match="has too long a name"):
+        kedge.schedule(queue, "n" * 104, nightly, "Oslo", cron="0 3 * * *")
+    kedge.schedule(queue, "n" * 103, nightly, "Oslo", cron="0 3 * * *")
+    clock.now = datetime(2026, 1, 2, 4, tzinfo=UTC)
+    assert len([line for line in serve(store) if "completed" in line]) == 1
 
 
 def test_a_backfill_of_too_many_times_submits_nothing(store: CheckpointManager) -> None:

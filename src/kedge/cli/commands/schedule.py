@@ -67,7 +67,8 @@ def add_command(
     when = Rule(**rule)  # type: ignore[arg-type]  # the options above, by their names
     with session.open(create=True) as manager:
         made = schedule_call(Queue(queue, store=manager), name, pipeline, (), arguments, when)
-    session.answer(made.to_json(), f"{name} is next due on {made.due_at:%Y-%m-%d %H:%M:%S} UTC")
+    is_due = f"is next due on {made.due_at:%Y-%m-%d %H:%M:%S} UTC"
+    session.answer(made.to_json(), f"{name} {'is as it was, and paused' if made.is_paused else is_due}")
 
 
 @store_command("list", json_keys='{"schedules": [{' + _KEYS + "}]}")
