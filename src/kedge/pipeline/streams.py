@@ -8,8 +8,9 @@ from typing import Any
 from blake3 import blake3
 
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, RunStatus, parse_step
+from kedge.model import QUEUE_PREFIX, Checkpoint, RunStatus, parse_step
 
+from .entries import DEAD, RECOVERY, entries_of, queue_job
 from .inbox import StoreLike, opened, parse_run_key
 from .owner import newest_status, status_of
 
@@ -25,8 +26,8 @@ def stream_tags(name: str) -> dict[str, str]:
 def follow(store: StoreLike, key: str, name: str) -> Iterator[Any]:
     """The values of `run.emit(name, value)` of a run, from the first one on, as they come; from any process.
 
-    Ends when the run has completed, failed or was cancelled. A run that has not begun yet is waited for. `store` may be
-    a path or URL.
+    Ends when the run has completed, failed for good or was cancelled. A run that has not begun yet is waited for.
+    `store` may be a path or URL.
     """
     parse_run_key(key)
     parse_step(name)
@@ -54,4 +55,13 @@ def follow_records(store: CheckpointManager, key: str, tags: Mapping[str, str] |
 
 def _has_ended(store: CheckpointManager, key: str) -> bool:
     newest = newest_status(store, key)
-    return newest is not None and status_of(newest) in _ENDED
+    if newest is None or (status := status_of(newest)) not in _ENDED:
+        return False
+    return status is not RunStatus.FAILED or not _is_tried_again(store, newest)
+
+
+def _is_tried_again(store: CheckpointManager, failed: Checkpoint) -> bool:
+    """Whether a worker tries the run again, or has not decided yet: this is its status record."""
+    queue = failed.metadata.get("queue")
+    job = QUEUE_PREFIX + queue if isinstance(queue, str) else queue_job(RECOVERY)
+    return any(entry.state != DEAD for entry in entries_of(store.list(job, tags={"run": failed.job})))

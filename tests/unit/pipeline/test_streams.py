@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge import CheckpointManager
+from kedge import CheckpointManager, Retry
+from kedge.pipeline.consumer import Worker
+from kedge.pipeline.entries import DEAD, DELAYED
+from kedge.pipeline.history import find_run
 from tests.waiting import wait_for
 
 
@@ -54,6 +57,41 @@ def test_a_reader_follows_a_run_at_work(store: CheckpointManager) -> None:
             wait_for(lambda: len(values) > number, "the reader does not follow")  # noqa: B023
     reader.join()
     assert values == [0, 1, 2]
+
+
+def test_a_reader_waits_for_the_next_attempt_of_a_queue(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @kedge.pipeline
+    def fails() -> None:
+        kedge.current_run().emit("numbers", 1)
+        raise ValueError("no")
+
+    queue = kedge.queue("q", store=store)
+    for key, retries in (("again", 1), ("dead", 0)):
+        queue.submit(fails, key=key, retries=retries)
+    later = Retry(delay_s=3600, max_delay_s=3600)
+    worker = Worker(store, ["q"], {"fails": fails}, backoff=later)
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    wait_for(lambda: {entry.state for entry in queue.entries()} == {DELAYED, DEAD}, "not both of them fail")
+    worker.stop("enough")
+    thread.join()
+    assert find_run(store, "again").status == find_run(store, "dead").status == "failed"
+    waits: list[int] = []
+
+    def events(*args: Any, wait_s: float = 0, **options: Any) -> Any:
+        if wait_s:
+            waits.append(1)
+            queue.handle("again").cancel()
+        return look(*args, **options)
+
+    look = store.events
+    monkeypatch.setattr(store, "events", events)
+    assert list(kedge.follow(store, "dead", "numbers")) == [1]
+    assert not waits
+    assert list(kedge.follow(store, "again", "numbers")) == [1]
+    assert waits
 
 
 def test_names_are_parsed(store: CheckpointManager) -> None:
