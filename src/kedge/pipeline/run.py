@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from kedge.errors import Conflict, LeaseLost, Validation
 from kedge.manager import CheckpointManager
-from kedge.model import LOG_LEVELS, CheckpointLevel, Lease, RunStatus, parse_step
+from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.ports import Then
 
 from .inbox import opened, parse_run_key
 from .keys import Path, show
+from .log import line_of
 from .outcome import say_what_follows, status_after
 from .owner import this_command
 from .place import Place, place_in
@@ -360,13 +361,14 @@ class Run(WaitingRun):
             raise Validation(f"progress must be whole numbers, done ≤ total (got {done!r} of {total!r})")
         self._at_work().record_progress(done, total)
 
-    def log(self, text: str, *, level: str = "info", **fields: object) -> None:
-        """A line in the history of the run, durable; `level` is debug, info, warning or error."""
-        if level not in LOG_LEVELS:
-            raise Validation(f"log level {level!r:.100} is unknown", hint=f"use one of: {', '.join(LOG_LEVELS)}")
+    def log(self, text: str, /, *, level: str = "info", **fields: object) -> None:
+        """A line in the history of the run, durable; `level` is debug, info, warning or error.
+
+        What is not plain JSON in `fields`, such as a path or a time, is kept as its text; long texts are cut.
+        """
         path = place_in(self).path or ("log",)
-        metadata = {"kind": "log", "level": level, "text": str(text)[:2000], "fields": fields}
-        self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
+        line = line_of(text, level, fields)
+        self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, line, tags={"kind": "log"})
 
     def emit(self, name: str, value: object) -> None:
         """Add a value to the stream `name` of this run, once and durably; `kedge.follow` reads the stream, live.

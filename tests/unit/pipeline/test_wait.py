@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,24 @@ def test_progress_and_log(store: CheckpointManager) -> None:
     assert line.metadata["level"] == "info"
     assert line.metadata["text"] == "three of ten"
     assert line.metadata["fields"] == {"rate": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (Path("a/b"), "a/b"), (datetime(2026, 1, 1, tzinfo=UTC), "2026-01-01 00:00:00+00:00"), (float("nan"), "nan"),
+        (2**70, str(2**70)), ("\ud800", "?"), ({1: (Path("a"), None)}, {"1": ["a", None]}), ("x" * 10_000, "x" * 2000),
+    ],
+)  # fmt: skip
+def test_no_run_fails_by_a_log_line(store: CheckpointManager, value: object, kept: object) -> None:
+    with kedge.run("r", store=store) as run:
+        run.log("\ud800", value=value, text="of a field")
+        circle: list[object] = []
+        circle.append(circle)
+        run.log("circle", value=circle)
+    line, _ = logs_of(store, "r")
+    assert line.metadata["text"] == "?"
+    assert line.metadata["fields"] == {"value": kept, "text": "of a field"}
 
 
 def test_nonsense_is_refused(store: CheckpointManager) -> None:
