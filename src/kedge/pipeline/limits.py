@@ -30,6 +30,7 @@ from .retry import parse_count
 REREAD_S = 1.0
 _SHORTEST_LEASE_S = 0.1
 _LOOK_EVERY_S = 0.2  # for a right to begin that somebody else has
+_LOOK_FOR_PLACE_EVERY_S = 5.0
 _MOST_GROUPS = 1000  # whose rates are remembered
 _LOOK_BACK = 20  # records, for limits that make sense
 _dice = SystemRandom()  # not the generator that users seed
@@ -113,6 +114,7 @@ class QueueLimits:
         self._read_at = -math.inf
         self._rate = _Rate(store, f"{self._job}:rate")
         self._group_rates: dict[str, _Rate] = {}
+        self._look_for_place_at = -math.inf  # although all seem to be taken
 
     def current(self) -> Limits:
         """Read again once a second at most."""
@@ -199,6 +201,14 @@ class QueueLimits:
         return max(0.0, min(waits, default=math.inf))
 
     def is_full(self) -> bool:
-        """Whether as many are at work as may be, by a look that takes no place."""
+        """Whether as many are at work as may be, by a look that takes no place.
+
+        Now and then False all the same, so that a place is looked for: an entry that says that it is at work may be
+        that of a worker that died, and whose pipeline no other worker has.
+        """
         limit = self.current().concurrency
-        return limit is not None and len(self._store.list(self._job, tags={"state": RUNNING}, limit=limit)) >= limit
+        if limit is None or len(self._store.list(self._job, tags={"state": RUNNING}, limit=limit)) < limit:
+            return False
+        if is_due := time.monotonic() >= self._look_for_place_at:
+            self._look_for_place_at = time.monotonic() + _LOOK_FOR_PLACE_EVERY_S
+        return not is_due

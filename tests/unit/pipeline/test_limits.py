@@ -10,7 +10,7 @@ import kedge
 from kedge import CheckpointManager, Retry
 from kedge.model import Lease
 from kedge.pipeline.consumer import IDLE_S, Worker
-from kedge.pipeline.entries import DEAD, DELAYED, HELD, READY, queue_job
+from kedge.pipeline.entries import DEAD, DELAYED, HELD, READY, RUNNING, queue_job
 from kedge.pipeline.groups import advance
 from kedge.pipeline.limits import Limits, QueueLimits
 from tests.unit.pipeline.test_queues import POSTGRES, serve
@@ -79,6 +79,24 @@ def test_so_many_at_once_on_all_workers(store: CheckpointManager, queue: kedge.Q
         thread.join()
     assert [handle.result(0) for handle in handles] == [f"{number} run" for number in range(12)]
     assert watched.most <= 2
+
+
+def test_a_run_that_nobody_can_take_over_takes_no_place(store: CheckpointManager, queue: kedge.Queue) -> None:
+    """Its worker died, and the pipeline is in no file any more."""
+    watched = Watched()
+    queue.limit(concurrency=1)
+    queue.submit(kedge.pipeline(name="gone")(lambda: None))
+    (gone,) = queue.entries()
+    store.tag(gone.id, state=RUNNING)
+    handle = queue.submit(watched.work, "1 run")
+    worker = Worker(store, ["q"], {"work": watched.work})
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    try:
+        assert handle.result(60) == "1 run"
+    finally:
+        worker.stop("enough")
+        thread.join()
 
 
 def test_the_rate_is_that_of_all_workers(store: CheckpointManager, queue: kedge.Queue) -> None:
