@@ -31,6 +31,7 @@ from .keys import arguments, digest_of, parameters_of, previews
 from .telemetry import trace_here
 
 READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
+STATES = (READY, DELAYED, HELD, RUNNING, DEAD)
 PRIORITIES = range(10)
 RECOVERY = "recovery"  # the queue of runs that nobody submitted, and that are taken over when their process dies
 _RESERVED = ("schedules", "limits", "rate", "workers")  # what Kedge keeps beside a queue; also place-0, place-1, …

@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from kedge.errors import Cancelled, Conflict, NotFound, QueueFull, StepTimeout, Validation
 from kedge.manager import CheckpointManager
-from kedge.model import MAX_STEP_CHARACTERS, RunStatus
+from kedge.model import MAX_STEP_CHARACTERS, RunStatus, is_utf8
 from kedge.ports import Provided, Unmet
 
 from . import final_failures
@@ -21,6 +21,8 @@ from .entries import (
     DEAD,
     HELD,
     PRIORITIES,
+    READY,
+    STATES,
     Entry,
     EntryFacts,
     call_of,
@@ -63,9 +65,10 @@ class Submission:
             raise Validation(f"priority must be a whole number from 0 to 9 (got {self.priority!r})")
         parse_seconds("delay_s", self.delay_s)
         parse_count("retries", self.retries)
-        if not isinstance(self.group, str) or len(self.group) > MAX_STEP_CHARACTERS:
+        if not isinstance(self.group, str) or len(self.group) > MAX_STEP_CHARACTERS or not is_utf8(self.group):
             raise Validation(
-                f"group must be a text of at most {MAX_STEP_CHARACTERS} characters (got {self.group!r:.100})"
+                f"group must be a text of at most {MAX_STEP_CHARACTERS} characters that UTF-8 can hold "
+                f"(got {self.group!r:.100})"
             )
 
 
@@ -177,8 +180,12 @@ class Queue:
         return Handle(self.store, parse_run_key(key), self._job)
 
     def entries(self, state: str | None = None) -> Iterator[Entry]:
-        """What has not ended, in the order of submission; only what is dead with state="dead"."""
-        return entries_of(self.store.walk(self._job, tags=None if state is None else {"state": state}))
+        """What has not ended, in the order of submission; only what is in `state`, such as "dead", if one is given."""
+        if state is not None and state not in STATES:
+            raise Validation(f"state {state!r:.100} is unknown", hint=f"use one of: {', '.join(STATES)}")
+        wanted = None if state in (None, READY) else {"state": state}  # what is ready is marked with its priority
+        entries = entries_of(self.store.walk(self._job, tags=wanted))
+        return (entry for entry in entries if state in (None, entry.state))
 
     def __len__(self) -> int:
         """How much has not ended."""

@@ -18,7 +18,7 @@ from kedge import CheckpointManager, Conflict, Retry
 from kedge.model import Lease
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import DEAD, RECOVERY, RUNNING, drop_entry, queue_job
+from kedge.pipeline.entries import DEAD, READY, RECOVERY, RUNNING, drop_entry, queue_job
 from kedge.pipeline.history import find_run
 from tests.waiting import wait_for
 
@@ -127,7 +127,13 @@ def test_what_may_be_submitted(queue: kedge.Queue) -> None:
     queue.submit(work, 1, key="a")
     with pytest.raises(Conflict, match="with other arguments"):
         queue.submit(work, 2, key="a")
-    for nonsense in ({"priority": 10}, {"priority": True}, {"delay_s": -1}, {"retries": 1.5}):
+    for nonsense in (
+        {"priority": 10},
+        {"priority": True},
+        {"delay_s": -1},
+        {"retries": 1.5},
+        {"group": "\ud800"},
+    ):
         with pytest.raises(kedge.Validation):
             queue.submit(work, 3, **nonsense)
     for call in (lambda: queue.submit(work), lambda: queue.submit(work, 1, 2), lambda: queue.submit(work, vlaue=1)):
@@ -142,6 +148,9 @@ def test_what_may_be_submitted(queue: kedge.Queue) -> None:
     with pytest.raises(kedge.NotFound):
         queue.handle("unknown").result(0)
     assert len(queue) == 1
+    assert [[entry.key for entry in queue.entries(state)] for state in (None, READY, DEAD)] == [["a"], ["a"], []]
+    with pytest.raises(kedge.Validation, match="state 'raedy' is unknown"):
+        queue.entries("raedy")
 
 
 def test_priorities_and_delays(store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
