@@ -12,12 +12,14 @@ import contextvars
 import inspect
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from kedge.errors import StepTimeout, Validation, WorkerDied
 
+from . import interruption
 from .failure import Failure
 from .place import Carried
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_IN = ("process", "thread")
+_LOOK_EVERY_S = 1.0  # whether the run was cancelled: Python interrupts no wait of a thread
 
 
 def timed_out(what: str, timeout_s: float) -> StepTimeout:
@@ -187,12 +190,15 @@ def call_in_thread(
             outcome.set_exception(error)
 
     threading.Thread(target=work, name="kedge-step", daemon=True).start()
-    try:
-        return outcome.result(timeout_s)
-    except TimeoutError as error:
-        if outcome.done():
-            raise  # the function's own
-        raise timed_out(what, timeout_s) from error
+    until = time.monotonic() + timeout_s
+    while True:
+        try:  # as the code of a step: a cancellation ends the wait
+            return interruption.call(outcome.result, (min(_LOOK_EVERY_S, until - time.monotonic()),), {})
+        except TimeoutError as error:
+            if outcome.done():
+                return outcome.result()  # or its own error
+            if time.monotonic() >= until:
+                raise timed_out(what, timeout_s) from error
 
 
 async def await_within(work: Awaitable[T], timeout_s: float | None, what: str) -> T:

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import kedge
 from kedge import Cancelled, CheckpointManager, StepTimeout
-from kedge.pipeline import interruption
+from kedge.pipeline import attempt, interruption
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.history import find_run
@@ -276,6 +277,30 @@ def test_a_step_in_a_worker_is_ended(store: CheckpointManager, saves: bool) -> N
     assert told == ["was cancelled"]
     assert step.ended.is_set()
     assert store.list("beside", limit=1)[0].step == "last"
+    with pytest.raises(Cancelled):
+        handle.result(0)
+
+
+def test_a_step_whose_limit_holds_in_a_thread_is_left_at_once(store: CheckpointManager) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    @kedge.pipeline
+    def hang() -> None:
+        kedge.current_run().step("hang", lambda: (begun.set(), may_end.wait()), timeout_s=60, timeout_in="thread")
+
+    told = list[str]()
+    worker = Worker(store, ["q"], {"hang": hang}, grace_s=0, report=lambda run, text: told.append(text))
+    handle = kedge.queue("q", store=store).submit(hang)
+    canceller = threading.Thread(target=lambda: (begun.wait(), handle.cancel()))
+    canceller.start()
+    with mock.patch.object(attempt, "timed_out", wraps=attempt.timed_out) as limit:
+        try:
+            worker.serve(until_empty=True)
+        finally:
+            may_end.set()
+    canceller.join()
+    assert told == ["was cancelled"]
+    assert not limit.called
     with pytest.raises(Cancelled):
         handle.result(0)
 
