@@ -70,12 +70,10 @@ class CalledContainer:
         marks.write_mark(self.mark_path, mark)
 
     def settled_mark(self) -> Mark | None:
-        """The mark, which says that the container has ended also when the call that did it was killed before that."""
+        """The mark, which says that the container has ended also when the call that did it was killed before that. What
+        that call left is put right by `delete`, which has time for it, and by the next checkpoint or restore."""
         mark = self.mark()
         if mark is not None and not mark.ended and mark.ending and not self.status():
-            from kedge.containers.attempts import put_right
-
-            put_right()
             mark = replace(mark, ended=mark.ending, ending=None)
             self.write(mark)
         return mark

@@ -105,6 +105,21 @@ def test_a_verdict_that_takes_long(machine: Machine, monkeypatch: pytest.MonkeyP
     assert not machine.has_container
 
 
+def test_what_a_killed_checkpoint_left_takes_long(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Files of volumes may have to be copied back."""
+    (machine.folder / "status").unlink()
+    mark = Mark(Wish("k", "latest"), ending=time.time())
+    marks.write_mark(marks.mark_of(ROOT, "a"), mark)
+    gate = Gate(tmp_path)
+    for module in (attempts, delete):
+        monkeypatch.setattr(module, "put_right", gate.stand)
+    assert delete.delete(call(machine)) == 0
+    assert marks.marks() == []
+    gate.let_pass()
+
+
 def test_a_store_that_fails(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     restored(machine)
     monkeypatch.setattr(patience, "ENGINES_S", dict.fromkeys(ENGINES_S, 600.0))
