@@ -1,7 +1,7 @@
 """Attempts: the folder of one checkpoint or restore. The last fifty keep their logs, none its images and copies.
 
 An attempt says what it is about to change outside its folder, before it does: a network that CRIU locks, files that
-change places. If it is killed, the next attempt finds that, and puts it right (`put_right`).
+change places, processes that are made. If it is killed, the next attempt finds that, and puts it right (`put_right`).
 """
 
 from __future__ import annotations
@@ -190,13 +190,16 @@ def _tidy(home: Path, newest: str) -> None:
 
 
 def _is_put_right(killed: Attempt) -> bool:
-    """Undo what it said it would change: the network is unlocked, and files that had changed places change back.
+    """Undo what it said it would change: what is half made ends, the network is unlocked, and files that had changed
+    places change back.
 
     What cannot be undone is noted and tried again next time: it must not stand in the way of others.
     """
     from . import moved_files, network, rootfs, volumes
 
     facts = killed.facts()
+    if isinstance(makes := facts.get("makes"), dict) and _RESTORED not in killed.log():
+        leftovers.end_unfinished(**makes)
     files, net = facts.get("replaces"), facts.get("network")
     moved, made = facts.get("moved"), facts.get("made")
     try:
@@ -234,6 +237,7 @@ def only_one(*subject: str, wait_s: float = 0.0) -> Iterator[int]:
         if time.monotonic() >= look_s:
             put_right()  # what nobody looks after any more has it for ever
             look_s = time.monotonic() + leftovers.LOOK_S
+            continue
         if time.monotonic() >= deadline:
             os.close(fd)
             raise Conflict(

@@ -7,13 +7,14 @@ import os
 import select
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import Conflict, NotFound, storage_errors
+from kedge.errors import Conflict, CriuFailed, NotFound, storage_errors
 from kedge.files import Tree
 from kedge.model import parse_name
 
@@ -113,7 +114,8 @@ class Bundle:
         With `closes_tcp`, connections are closed in the restored processes; runtimes have no word for that, CRIU has.
         """
         refuse_more(attempt.images, self.spec)
-        attempt.describe(network=self.network)
+        makes = leftovers.to_be_made(cgroup=self._cgroup(attempt.subject))
+        attempt.describe(network=self.network, makes=makes)
         wait_for_pages = pages.hook() if os.path.basename(command[0]) == "runc" else None
         if wait_for_pages is None:  # not known to run hooks in a restore
             pages.wait()
@@ -123,8 +125,19 @@ class Bundle:
             command = [find_program("env"), *(f"{name}={value}" for name, value in settings.items()), *command]
         with network.namespace_of(None, self.network) as namespace, self._with_hook(wait_for_pages):
             if status := run(seeing(self.rootfs(), command), attempt.held):
+                if was_killed(status):  # what it had started goes on: it must be gone before files are as before
+                    leftovers.wait_for_others(attempt.held)
+                    leftovers.end_unfinished(**makes)
                 network.remove_lock(namespace)
                 raise failure("restored", attempt, killed="the runtime" if was_killed(status) else "")
+
+    def _cgroup(self, identity: str) -> str:
+        """How the path of its cgroup ends, for whichever driver."""
+        path = str(self.spec.get("linux", {}).get("cgroupsPath") or identity)
+        if path.count(":") == 2:
+            _, prefix, name = path.split(":")
+            path = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
+        return f"/{path.lstrip('/')}"
 
     @contextmanager
     def _with_hook(self, last: Mapping[str, object] | None) -> Iterator[None]:
@@ -286,10 +299,16 @@ class ContainerTarget(Target):
             "--work-path", str(attempt.path), "--bundle", str(self.bundle.path), "--pid-file",
             str(attempt.path / "pid"), *taken.options(), *confinement(self.bundle.spec), self.id,
         ]  # fmt: skip
-        self.bundle.run(command, attempt, run_watched, pages)
+        try:
+            self.bundle.run(command, attempt, run_watched, pages)
+        except CriuFailed:
+            self.end(attempt)  # it is there, if its runtime was killed after all else
+            raise
 
     def end(self, attempt: Attempt) -> None:
-        runc.run(self.program, self.root, "delete", "--force", self.id)
+        done = runc.run(self.program, self.root, "delete", "--force", self.id)
+        if done.returncode:
+            warnings.warn(f"container {self.id} could not be removed again: {done.stderr.strip()}", stacklevel=2)
 
 
 def run_watched(command: Sequence[str], held: Sequence[int]) -> int:

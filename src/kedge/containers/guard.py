@@ -3,7 +3,7 @@
 An engine that got no answer knows of no container. Would it run all the same, nobody could stop it, and the next one of
 the workload would be restored from the same moment a second time. So a shell stands between: it restores, and
 waits for the word that the container is known. If that does not come, because we are gone, it removes the container.
-If the shell itself is killed, we do that.
+If the shell itself is killed, the restore has failed, and what it makes all the same is removed by us.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import os
 import select
 import shlex
 import signal
-import subprocess
-import time
 from collections.abc import Sequence
 
 from .criu import leftovers
@@ -30,7 +28,6 @@ exec 8>&-
 read -r word <&9 || {delete} >/dev/null 2>&1 8>&- 9<&-
 """
 _ABOVE = 20  # numbers that cannot be 8 or 9
-_PAUSE_S = 0.05
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -57,25 +54,15 @@ class Guard:
         return self.wait(held)
 
     def wait(self, held: Sequence[int]) -> int:
-        """The exit status of the restore."""
+        """The exit status of the restore, which goes on if the shell was killed."""
         with open(self._status, "rb") as status:
             while not select.select([status], [], [], leftovers.LOOK_S)[0]:
                 for runtime in children_of(self._shell):
                     leftovers.end_if_criu_was_killed(runtime, held)
             if answer := status.read():
                 return int(answer)
-        self._remove_orphan(held)
+        self.drop()  # the shell was killed, and said nothing
         return _KILLED
-
-    def _remove_orphan(self, held: Sequence[int]) -> None:
-        """The shell was killed, and said nothing. What it had started goes on: it is waited for, because what it makes
-        must be gone before the files are as before."""
-        self.drop()
-        while runtimes := leftovers.first_of(held):
-            for runtime in runtimes:
-                leftovers.end_if_criu_was_killed(runtime, held)
-            time.sleep(_PAUSE_S)
-        subprocess.run(self._delete, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
     def keep(self) -> None:
         """The container is known: it stays, whoever dies from now on."""

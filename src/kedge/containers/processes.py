@@ -21,7 +21,7 @@ from kedge.errors import Conflict, NotFound, Validation, storage_errors
 from kedge.files import File
 
 from . import hosts
-from .attempts import Attempt
+from .attempts import Attempt, put_right
 from .checkpoint import Files, Source
 from .criu import images, leftovers
 from .criu.command import Dump, failure, was_killed
@@ -30,7 +30,7 @@ from .moved_files import replaced
 from .network import Network
 from .page_writer import PageWriter
 from .phases import Phases
-from .pids import children_of, is_alive, pids_below, read_link
+from .pids import is_alive, pids_below, read_link
 from .programs import find_program
 from .restore import Target
 from .snapshot import Snapshot
@@ -119,12 +119,17 @@ class ProcessTarget(Target):
         return cls(id=taken.id, lock=("process", taken.id), pids=pids, streams=streams)
 
     def refuse_taken(self) -> None:
-        _wait_until_reaped(self.pids)
-        if os.path.exists(f"/proc/{self.id}"):
+        if self._is_taken():
+            put_right()  # what a killed restore has half made
+        if self._is_taken():
             raise Conflict(
                 f"process {self.id} cannot be restored: there is a process with its number",
                 hint="end that process first",
             )
+
+    def _is_taken(self) -> bool:
+        _wait_until_reaped(self.pids)
+        return os.path.exists(f"/proc/{self.id}")
 
     @contextmanager
     def files(self, taken: Snapshot, attempt: Attempt) -> Iterator[Callable[[], None]]:
@@ -141,6 +146,8 @@ class ProcessTarget(Target):
             str(attempt.path / "pid"), *_ALWAYS, *taken.options(),
             *(f"--inherit-fd=fd[{fd}]:{pipe}" for pipe, fd in inherited.items()),
         ]  # fmt: skip
+        makes = leftovers.to_be_made(self.pids)
+        attempt.describe(makes=makes)
         with (attempt.path / "runtime.log").open("wb") as log:
             done = subprocess.run(
                 command,
@@ -151,8 +158,8 @@ class ProcessTarget(Target):
                 check=False,
             )
         if was_killed(done.returncode):
-            root = int(self.id)  # there was none before
-            leftovers.end([root] if root in children_of(os.getpid()) else [], attempt.held)
+            leftovers.wait_for_others(attempt.held)
+            leftovers.end_unfinished(**makes)
             raise failure("restored", attempt, killed="CRIU")
         if done.returncode:
             raise failure("restored", attempt)

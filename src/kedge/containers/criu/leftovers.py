@@ -2,20 +2,29 @@
 
 They have its socket, and the locks of the attempt. So its runtime never learns that nobody answers any more, and who
 waits for the locks waits as long. They are ended as soon as that is seen; the runtime then fails by itself.
+
+If the runtime was killed too, nobody is left that had started CRIU. What is half made is then known by its beginning:
+it was forked, while CRIU, runtimes, shells and calls of ours are programs that somebody started. When more of it is
+made it has no lock any more. So it is noted before a restore what that will make (`to_be_made`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict
 
-from kedge.containers.pids import children_of, list_names, pids_below, read_link, read_text, stat_of
+from kedge.containers.pids import children_of, is_alive, list_names, pids_below, read_link, read_text, stat_of
 
 LOOK_S = 1.0  # between two looks at a restore
-_START, _EXIT_CODE = 19, 49  # where `stat_of` has when it began, and its exit status
+_FLAGS, _START, _EXIT_CODE = 6, 19, 49  # where `stat_of` has them; `_START`: when it began
+_IS_FORKED = 0x40  # of the flags: PF_FORKNOEXEC
+_PAUSE_S = 0.05
+_BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 def end_if_criu_was_killed(runtime: int, held: Sequence[int]) -> None:
@@ -33,6 +42,9 @@ def end_if_nobody_asks(lock: Path) -> None:
     takers = {int(name): taker for name in list_names("/proc") if name.isdigit() and (taker := _taker(name, lock))}
     if any(taker in takers for taker in map(int, takers.values())):
         return
+    if _are_forked(takers):
+        _kill({pid for taker in takers for pid in pids_below(taker)})
+        return
     roots = [pid for pid in takers if (fields := stat_of(pid)) and int(fields[1]) not in takers]
     for runtime in [pid for root in roots for pid in (root, *children_of(root))]:  # the guard's shell is above it
         if half_made := _half_made(runtime):
@@ -47,25 +59,73 @@ def _half_made(runtime: int) -> list[int]:
     return [pid for pid, _ in children] if children and children[0][1][0] == "Z" else []
 
 
-def first_of(held: Sequence[int]) -> list[int]:
-    """Of those who have the first of these locks, but for ourselves, those whose parents have not."""
-    ours = {read_link(f"/proc/self/fd/{fd}") for fd in held[:1]}
-    holders = {int(name) for name in list_names("/proc") if name.isdigit() and _has_open(name, ours)} - {os.getpid()}
-    return [pid for pid in holders if (fields := stat_of(pid)) and int(fields[1]) not in holders]
+def wait_for_others(held: Sequence[int]) -> None:
+    """Until nobody but us has the first of these locks: what was started under them is done. Those who would wait for
+    ever are ended."""
+    while holders := _holders(held[:1]):
+        if _are_forked(holders):
+            end([], held)
+        for runtime in [pid for pid in holders if (fields := stat_of(pid)) and int(fields[1]) not in holders]:
+            end_if_criu_was_killed(runtime, held)
+        time.sleep(_PAUSE_S)
+
+
+class Made(TypedDict):
+    """What a restore makes: processes with these numbers, or of that cgroup, in that boot and not before that tick."""
+
+    boot: str
+    since: int
+    pids: list[int]
+    cgroup: str
+
+
+def to_be_made(pids: Iterable[int] = (), cgroup: str = "") -> Made:
+    """By a restore that begins now."""
+    return {"boot": read_text(_BOOT), "since": int(stat_of(os.getpid())[_START]), "pids": [*pids], "cgroup": cgroup}
+
+
+def end_unfinished(boot: str, since: int, pids: Sequence[int], cgroup: str) -> None:
+    """End what a restore has made that did not finish, and whose CRIU is gone. Whoever has taken its numbers, or its
+    cgroup, since then is a program that somebody started, with all below it: that stays."""
+    if boot != read_text(_BOOT):
+        return
+    made = [int(name) for name in list_names("/proc") if name.isdigit() and cgroup and _is_in(name, cgroup)]
+    alive = {pid: fields for pid in (*pids, *made) if (fields := stat_of(pid)) and int(fields[_START]) >= since}
+    roots = [pid for pid, fields in alive.items() if int(fields[1]) not in alive]
+    if _are_forked(roots):
+        _kill({pid for root in roots for pid in pids_below(root)})
+
+
+def _is_in(pid: str, cgroup: str) -> bool:
+    return any(line.endswith(cgroup) for line in read_text(f"/proc/{pid}/cgroup").splitlines())
+
+
+def _are_forked(pids: Collection[int]) -> bool:
+    """Whether none of these is a program that somebody started."""
+    facts = [fields for pid in pids if (fields := stat_of(pid))]
+    return bool(facts) and all(int(fields[_FLAGS]) & _IS_FORKED for fields in facts)
 
 
 def end(roots: Sequence[int], held: Sequence[int], besides: Collection[int] = ()) -> None:
     """End these with all below them, and whoever else has one of our locks, but for ourselves and `besides`."""
-    ours = {read_link(f"/proc/self/fd/{fd}") for fd in held}
     waiting = {pid for root in roots for pid in pids_below(root)}
-    waiting |= {int(name) for name in list_names("/proc") if name.isdigit() and _has_open(name, ours)}
-    _kill(waiting - {os.getpid(), *besides})
+    _kill((waiting | _holders(held)) - {os.getpid(), *besides})
+
+
+def _holders(held: Sequence[int]) -> set[int]:
+    """Who has one of these locks, but for ourselves."""
+    ours = {read_link(f"/proc/self/fd/{fd}") for fd in held}
+    return {int(name) for name in list_names("/proc") if name.isdigit() and _has_open(name, ours)} - {os.getpid()}
 
 
 def _kill(pids: Collection[int]) -> None:
+    """Their locks are free afterwards."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + LOOK_S  # they are looked for again
+    while any(map(is_alive, pids)) and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def _taker(pid: str, lock: Path) -> str:

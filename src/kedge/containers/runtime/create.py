@@ -183,7 +183,6 @@ def _restore_first(
                 _restore(manager, checkpoint.id, target, wish.namespace)
             except CheckpointError as error:
                 target.guard.drop()
-                container.other("delete", "--force")
                 container.log(f"kedge: {checkpoint.id} could not be restored: {error}", level="warning")
                 is_damaged = isinstance(error, Corrupted) and manager.condemn(checkpoint.id).status == "corrupted"
                 if not left and _is_blameless(error):
@@ -244,7 +243,11 @@ class RuncTarget(Target):
             options.remove(_TCP)
         words = self.container.call.to_restore(str(attempt.images), str(attempt.path), options)
         command = [self.container.real, *words]
-        self.bundle.run(command, attempt, self._run_noted, pages, closes_tcp=closes_tcp)
+        try:
+            self.bundle.run(command, attempt, self._run_noted, pages, closes_tcp=closes_tcp)
+        except CriuFailed:
+            self.end(attempt)  # it is there, if its runtime or the guard was killed after all else
+            raise
 
     def _run_noted(self, command: Sequence[str], held: Sequence[int]) -> int:
         """The start is noted when processes can run, not before: a restore that fails earlier, or is killed, can be
@@ -261,7 +264,9 @@ class RuncTarget(Target):
         return int(Path(pid_file).read_text()) if pid_file else self.container.look_up().pid
 
     def end(self, attempt: Attempt) -> None:
-        self.container.other("delete", "--force")
+        done = self.container.remove()
+        if done.returncode:
+            self.container.log(f"kedge: what was restored could not be removed again: {done.stderr.strip()}")
 
     def settle(self) -> None:
         """On a busy machine, runc may give up before the processes stand still. If they run on, `start` leaves them so:

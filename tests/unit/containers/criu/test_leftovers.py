@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,16 @@ while os.getppid() == shell:
     time.sleep(0.01)  # sleep: until that is seen
 time.sleep(0.2)  # sleep: at least until one that does not wait has looked
 open(sys.argv[1], "w").close()
+"""
+
+
+# Leaves a process that was forked and holds what it is given: as what CRIU makes.
+FORKED = """
+import os, signal
+if pid := os.fork():
+    print(pid, flush=True)
+    os._exit(0)
+signal.pause()
 """
 
 
@@ -144,13 +155,52 @@ def test_a_guarded_restore_is_looked_after(tmp_path: Path, monkeypatch: pytest.M
     assert Guard(["true"]).run([sys.executable, str(runtime)], []) == 3
 
 
-def test_what_a_guard_that_was_killed_had_started_is_removed(tmp_path: Path) -> None:
-    """Not before it is there: it would run on files that are put back below it."""
+def test_what_a_guard_that_was_killed_had_started_is_waited_for(tmp_path: Path) -> None:
+    """Until it is there: it would run on files that are put back below it."""
     made, lock = tmp_path / "made", os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     runtime = tmp_path / "runtime"
     runtime.write_text(ORPHAN)
-    status = Guard(["rm", str(made)]).run([sys.executable, str(runtime), str(made)], [lock])
-    assert was_killed(status)
-    assert not leftovers.first_of([lock])
-    assert not made.exists()
+    assert was_killed(Guard(["true"]).run([sys.executable, str(runtime), str(made)], [lock]))
+    leftovers.wait_for_others([lock])
+    assert made.exists()
     os.close(lock)
+
+
+def fork(*held: int) -> int:
+    """A process of that kind; its parent has ended."""
+    with subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE, pass_fds=held) as parent:
+        assert parent.stdout is not None
+        return int(parent.stdout.readline())
+
+
+def test_what_was_forked_is_not_waited_for(tmp_path: Path) -> None:
+    """CRIU and its runtime are gone; who is a program may yet say something."""
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    half_made = fork(lock)
+    program = subprocess.Popen(["sh", "-c", "sleep 0.3"], pass_fds=[lock])
+    leftovers.wait_for_others([lock])
+    assert program.wait() == 0
+    assert not is_alive(half_made)
+    os.close(lock)
+
+
+def test_a_restore_that_did_not_finish() -> None:
+    begun = leftovers.to_be_made([half_made := fork()])
+    leftovers.end_unfinished(**begun)
+    assert not is_alive(half_made)
+    leftovers.end_unfinished(**begun)
+
+
+@pytest.mark.parametrize("change", [{"boot": "another"}, {"since": 1 << 62}])
+def test_numbers_of_another_time(change: dict[str, Any]) -> None:
+    begun = leftovers.to_be_made([stranger := fork()])
+    leftovers.end_unfinished(**{**begun, **change})
+    assert is_alive(stranger)
+    os.kill(stranger, signal.SIGKILL)
+
+
+def test_numbers_that_a_program_has_taken(restore: Restore) -> None:
+    """With all below it."""
+    pids = [restore.runtime.pid, restore.task]
+    leftovers.end_unfinished(**{**leftovers.to_be_made(pids), "since": 0})
+    assert restore.all_run()
