@@ -4,6 +4,7 @@ What a pod of the node changes, on a mounted root or as PID 1's own, it changes 
 machine's. When its init is killed, everything in it is gone but what it has on disk, and it can be booted again.
 """
 
+import glob
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kedge.containers.pids import pids_below, read_text
 from kedge.errors import CheckpointError
 from tests.cri import Cri, Failed
 from tests.engine import IMAGE, VERSION, Containerd
@@ -68,6 +70,9 @@ while :; do
   wait $! || :
 done
 """
+
+
+_CGROUPS = ["/sys/fs/cgroup", *glob.glob("/sys/fs/cgroup/*")]  # of version 2, and of each controller of version 1
 
 
 class _Machine(Lab):
@@ -133,9 +138,26 @@ class Node(Containerd):
     def crash(self) -> None:
         """All that runs on it is gone at once, as when its power is cut; its disk stays."""
         if self._init is not None:
-            os.kill(self._made.init or self._init.pid, signal.SIGKILL)
-            self._init.wait()  # for all of its processes
+            init = self._made.init or self._init.pid
+            os.kill(init, signal.SIGKILL)
+            cgroups: set[str] = set()
+            wait_for(partial(self._is_gone, init, cgroups), "its processes do not end")
+            for folder in (Path(f"{found}{path}") for found in _CGROUPS for path in cgroups):
+                with suppress(OSError):  # not of that kind
+                    folder.rmdir()
             self._init, self._made.init = None, 0
+
+    def _is_gone(self, init: int, cgroups: set[str]) -> bool:
+        """With all of its processes, whose cgroups are noted, because these stay. Version 1 of cgroups lets none die
+        that is frozen, for a checkpoint or a start."""
+        for pid in pids_below(init):
+            for line in read_text(f"/proc/{pid}/cgroup").splitlines():
+                path = line.split(":", 2)[2]
+                if path.startswith(f"/{self.namespace}/"):
+                    cgroups.add(path)
+                    with suppress(OSError):
+                        Path(f"/sys/fs/cgroup/freezer{path}/freezer.state").write_text("THAWED")
+        return self._init is None or self._init.poll() is not None
 
     def configure(self, more: str) -> None:
         """Add to what its containerd is told, and start that again."""

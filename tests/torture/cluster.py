@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from kedge.containers.pids import pids_below
 from tests.e2e.test_deploy import DEPLOY, INSTALLER
 from tests.node import Node
 from tests.servers import s3
@@ -234,10 +236,10 @@ class Cluster:
     def _socket(self) -> Path:
         return self.nodes["node1"].home / "api"
 
-    def ask(self, path: str) -> dict[str, Any]:
+    def ask(self, path: str, method: str = "GET") -> dict[str, Any]:
         """What the API server answers, {} if it has none; without a program for it, as it is asked all the time."""
         with closing(_Proxy(self._socket)) as connection:
-            connection.request("GET", path)
+            connection.request(method, path)
             answer = connection.getresponse()
             told: dict[str, Any] = json.load(answer)
             return told if answer.status == http.HTTPStatus.OK else {}
@@ -256,6 +258,18 @@ class Cluster:
     def running(self, selector: str, besides: str = "") -> dict[str, Any] | None:
         """The pod that runs, if it is not that one."""
         return next(iter(self.pods(selector, [besides])), None)
+
+    def contained(self) -> list[str]:
+        """The command lines of all that runs in containers, but for sandboxes of pods."""
+        found = []
+        for node in self.nodes.values():
+            own = os.readlink(f"/proc/{node.init}/ns/pid")
+            for pid in pids_below(node.init):
+                with suppress(OSError):
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                    if os.readlink(f"/proc/{pid}/ns/pid") != own and words not in (b"", b"/pause\0"):
+                        found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+        return found
 
     def work(self, pod: Mapping[str, Any]) -> Path:
         """The folder /work of its container; OSError while it does not run."""

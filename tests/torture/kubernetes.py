@@ -210,11 +210,12 @@ class _Pods:
         return {"cases": len(cases), "kinds": 4, "ways": len(ways), "at once": _MANY}
 
     def survive_kills(self, deadline: float, seed: int) -> dict[str, float]:
-        names = ["first", "second", "third"]
-        for name in names:
-            self._cluster.apply(_deployment(name, {}, {}))
+        names = ["first", "second", "third", "fourth", "fifth", "sixth"]
+        for name in names:  # the counter, PID 1 of its container, does not end by a signal that is passed on
+            self._cluster.apply(_deployment(name, {"terminationGracePeriodSeconds": 30}, {}))
         kills = Kills(self._cluster, self._store, names, seed).until(deadline)
         self.kubectl("delete", "deployment", *names, "--cascade=foreground", timeout=300)
+        wait_for(lambda: not self._cluster.contained(), "processes of containers are left", 120)
         return kills
 
     def _kinds(self) -> None:

@@ -31,7 +31,10 @@ _TRIES = 5  # a kubelet starts a container again as often as it takes
 _ANSWER_S = 90
 _GRACE_S = 40  # containerd 2 sends no second SIGTERM after a stop that failed, only SIGKILL when this is over
 VICTIMS: dict[str, Callable[[list[bytes]], bool]] = {
-    "kedge-runc": lambda words: b"kedge.containers.runtime.calls" in words,
+    # A create begins in `early`, which is given as code.
+    "kedge-runc": lambda words: (
+        any(b"kedge.containers.runtime." in word for word in words[:5]) and b"look-ahead" not in words
+    ),
     "runc": lambda words: words[0].endswith(b"/runc") and any(word in (b"checkpoint", b"restore") for word in words),
     # Between `kedge-runc` and the runc that restores: kedge.containers.guard.
     "guard": lambda words: words[:2] == [b"sh", b"-c"] and b"restore" in words[2] and b"read -r word <&9" in words[2],
