@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, Query, Request
 from fastapi.openapi.models import HTTPBearer as BearerModel
@@ -37,6 +37,7 @@ from .tokens import Scope, Token
 
 T = TypeVar("T")
 
+_NO_ADDRESS = SplitResult("", "", "", "", "")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 # What proxies add: the caller is somebody else, whom we cannot see.
 _OF_PROXIES = frozenset({
@@ -236,10 +237,18 @@ def refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
         return
     headers = headers_of(request)
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
-    is_ours = origin is not None and urlsplit(origin).netloc == headers.get(b"host")
+    is_ours = origin is not None and address_in(origin).netloc.encode("latin-1") == headers.get(b"host") != b""
     is_other = (site is not None and site not in (b"same-origin", b"none")) or (origin is not None and not is_ours)
     if is_other or (has_cookie and not (is_ours or site == b"same-origin")):
         raise NotAllowed("this request comes from another site's page", hint="use the page of this service")
+
+
+def address_in(header: bytes) -> SplitResult:
+    """The address that a header names; an empty one if it names none: anybody may send anything there."""
+    try:
+        return urlsplit(header.decode("latin-1"))
+    except ValueError:
+        return _NO_ADDRESS
 
 
 def session_of(request: Request) -> str | None:

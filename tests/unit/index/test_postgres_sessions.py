@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import kedge
 from kedge.errors import LeaseLost, StorageError
+from kedge.index.postgres import server
 from kedge.model import Checkpoint
 from kedge.testing.index_suite import chunk, record, references, save, with_chunks
 from tests.unit.index.test_postgres import bouncer, index, open_index, sql, url
@@ -34,6 +36,23 @@ def hasty(url: str) -> Iterator[str]:
     yield url
     for name in SETTINGS:
         sql(url, f"ALTER DATABASE postgres RESET {name}")
+
+
+def test_a_save_that_writes_waits_for_no_connection_of_another_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it writes it asks what there is already: as many savers as there are connections waited for ever."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    array = np.random.default_rng(7).integers(0, 1 << 62, 6_000_000)
+    ended = list[bool]()
+
+    def work() -> None:
+        with kedge.open(url) as store:
+            store.save("large", "step", {"array": array})
+            ended.append(np.array_equal(store.restore("large")["array"], array))  # type: ignore[index]
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert ended == [True]
 
 
 def test_what_a_check_saw_behind_its_lock_is_what_there_is(hasty: str) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from fastapi import Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,8 +21,9 @@ import kedge
 from kedge.errors import CheckpointError, NotFound, StorageError, Unauthorized, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Job, parse_name
-from kedge.server.auth import SAFE_METHODS, Access, Needs, identify, service_of, session_of
+from kedge.server.auth import SAFE_METHODS, Access, Needs, address_in, identify, service_of, session_of
 from kedge.server.gate import GatedRoute
+from kedge.server.limits import headers_of
 from kedge.server.logs import request_id
 from kedge.server.problems import without_paths
 from kedge.server.tokens import Scope
@@ -78,8 +79,9 @@ class Sees(Needs):
 
 def _namespaces_of_page(request: Request) -> list[str]:
     """The namespace in the address of the page that a request comes from."""
-    pages = [urlsplit(request.headers.get(name, "")) for name in ("hx-current-url", "referer")]
-    own = [page.query for page in pages if page.netloc == request.headers.get("host")]
+    headers = headers_of(request)
+    pages = [address_in(headers.get(name, b"")) for name in (b"hx-current-url", b"referer")]
+    own = [page.query for page in pages if page.netloc.encode("latin-1") == headers.get(b"host")]
     return [name for query in own for name in parse_qs(query).get("namespace", ())]
 
 
