@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import struct
 
+import ormsgpack
+
 from . import decode, encode
 
 MAX_FRAGMENT_BYTES = 1 << 20
+_SHORT_TEXT = MAX_FRAGMENT_BYTES // 8  # characters, of four bytes at most
 _LEVELS = 3  # how deep a fragment may be in its tree
 _ONE_ITEM = b"\x91"
 _DICTS = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
@@ -49,6 +52,11 @@ def encode_fragment(value: object) -> bytes:
 
     Raises NotAFragment if they do not fit there. Unregistered classes are saved by name.
     """
+    if type(value) is str and len(value) < _SHORT_TEXT:  # as the codec writes it, in a fifth of the time
+        try:
+            return ormsgpack.packb(value)
+        except ormsgpack.MsgpackEncodeError:
+            pass  # no text: the codec knows what to do
     encoded = encode([[[value]]], out_of_band_bytes=MAX_FRAGMENT_BYTES, by_name=True)
     is_inside = encoded.tree.startswith(_ONE_ITEM * _LEVELS)  # a tree of more than PART_DEPTH levels begins differently
     if encoded.buffers or len(encoded.tree) > MAX_FRAGMENT_BYTES or not is_inside:

@@ -92,6 +92,14 @@ def test_a_text_stands_there_unbroken(text: str | bytes) -> None:
     assert text_bytes(text) in encode_fragment({"a": [1, text]})
 
 
+@pytest.mark.parametrize(
+    "text", ["", "plain", "é" * 300, "\U0001f600" * 70_000, "x" * (MAX_FRAGMENT_BYTES // 2), "half \ud800 of one"]
+)
+def test_a_text_alone_has_the_bytes_that_it_has_in_a_state(text: str) -> None:
+    assert list_head(1) + encode_fragment(text) == codec.encode([text]).tree
+    assert decode_fragment(encode_fragment(text)) == text
+
+
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 70_000])
 def test_a_dictionary_is_known_by_its_head(length: int) -> None:
     assert is_plain_dict(encode_fragment({str(n): n for n in range(length)}))

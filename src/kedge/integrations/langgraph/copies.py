@@ -69,21 +69,29 @@ def _message_like(message: Any, fields: dict[str, Any]) -> Any:
 class Copy:
     """A copyable value that nobody else has. Of messages, which are most, it knows what to look at."""
 
-    __slots__ = ("_containers", "_is_flat", "_is_message", "_types", "is_packable", "value")
+    __slots__ = ("_containers", "_is_flat", "_is_message", "_is_packable", "_types", "value")
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self._is_message = type(value) in types.message_classes
-        plain = value.__dict__ if self._is_message else value
-        self.is_packable = _packed(plain) is not None and not _has_bytes(plain)
+        self._is_packable: bool | None = None
         if self._is_message:
-            self._types = tuple(map(type, plain.values()))
-            containers = {name: item for name, item in plain.items() if type(item) not in ATOMS}
+            fields = value.__dict__
+            self._types = tuple(map(type, fields.values()))
+            containers = {name: item for name, item in fields.items() if type(item) not in ATOMS}
             self._containers = [(name, _packed(item)) for name, item in containers.items()]
             # Then equality decides: of values of the same type, it is strict.
             self._is_flat = float not in self._types and not any(
                 item or type(item) not in _CONTAINERS for item in containers.values()
             )
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether only the same value has its bytes (`_packed`)."""
+        if self._is_packable is None:
+            plain = self.value.__dict__ if self._is_message else self.value
+            self._is_packable = _packed(plain) is not None and not _has_bytes(plain)
+        return self._is_packable
 
     def is_of(self, other: Any) -> bool:
         """Whether a value is the same."""
