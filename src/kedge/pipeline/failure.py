@@ -23,7 +23,7 @@ MAX_MEMBERS = 1000  # of a group of exceptions
 
 
 def one_line(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}".strip().encode("utf-8", "replace").decode()
+    text = f"{type(error).__name__}: {_text(str, error)}".strip()
     return " ".join(text.split())[:MAX_ERROR_CHARACTERS]
 
 

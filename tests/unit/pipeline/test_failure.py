@@ -94,6 +94,30 @@ def test_a_group_whose_members_ended_the_program_stands_in() -> None:
     assert "BaseExceptionGroup: stop" in str(error)
 
 
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it says nothing")
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60])
+def test_an_exception_whose_text_cannot_be_made_is_kept(memory: CheckpointManager, timeout_s: float | None) -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise Silent(7)
+
+    for _ in range(2):
+        with kedge.run("r", store=memory) as run:
+            with pytest.raises(Silent) as caught:
+                run.step("fail", fail, timeout_s=timeout_s, timeout_in="thread")
+            assert caught.value.args == (7,)
+            (item,) = run.map(lambda _: fail(), [1], name="m", on_error="collect")
+            assert item.error == "Silent: <Silent, whose text cannot be made: RuntimeError>"
+            run.step("next", lambda: None)
+    assert len(calls) == 3  # items that failed are tried again
+
+
 def test_a_handled_group_is_handled_in_the_same_way_after_a_kill(memory: CheckpointManager) -> None:
     calls = []
 
