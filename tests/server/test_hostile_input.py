@@ -165,3 +165,18 @@ def test_odd_addresses_of_pages(client: TestClient, store: kedge.CheckpointManag
         run.log("x")
     answer = client.get(address, headers={"accept": "text/html"})
     assert answer.status_code == status
+
+
+@pytest.mark.parametrize("value", [b"", b"null", b"http://[", b"http://\xe9", b"http://a:b:c", b"\xff\xfe", b"%ff;=,\t"])
+@pytest.mark.parametrize(
+    "name",
+    ["origin", "referer", "hx-current-url", "cookie", "authorization", "x-request-id", "idempotency-key", "accept"],
+)
+def test_headers(client: TestClient, store: kedge.CheckpointManager, before: int, name: str, value: bytes) -> None:
+    """Browsers send the addresses of pages as they are, and anybody else sends anything."""
+    headers = [(name.encode(), value), (b"hx-request", b"true")]
+    for method, address in (("GET", "/"), ("GET", f"{V1}/jobs"), ("POST", "/views"), ("POST", f"{V1}/jobs/kept/copy")):
+        answer = client.request(method, address, headers=headers, data={} if method == "POST" else None)
+        assert answer.status_code < 500, (method, address, answer.text[:300])
+        assert method == "GET" or answer.status_code >= 400
+    assert len(store.events()) == before
