@@ -153,7 +153,7 @@ class PostgresWriter:
         with self._lock, self._server.translated():
             self._check_open()
             if self._db is None:
-                self._db = self._lent.enter_context(self._server.lend())
+                self._db = self._lent.enter_context(self._server.lend(is_counted=False))
                 self._waiting = [("BEGIN", ())]
             place = self._end
             for start in range(0, max(len(view), 1), _ROW_BYTES):

@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from importlib.resources import files
 from itertools import count
@@ -40,7 +40,7 @@ Plans = Literal["each", "once"]  # prepared statements are planned at each use, 
 T = TypeVar("T")
 
 CHANNEL = "kedge"  # NOTIFY says the namespace in which something happened
-MAX_CONNECTIONS = 16  # of one process
+MAX_CONNECTIONS = 16  # of one process, besides those with which large saves write
 FROZEN_MS = 10_000  # a process that is suspended in a transaction keeps its locks: the server ends it
 _PREPARED_AFTER = 3  # uses of a statement
 _PLAN_CACHE: dict[Plans, str] = {"each": "force_custom_plan", "once": "force_generic_plan"}
@@ -75,15 +75,17 @@ class Server:
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     @contextmanager
-    def lend(self, *, plans: Plans = "each") -> Iterator[Connection]:
+    def lend(self, *, plans: Plans = "each", is_counted: bool = True) -> Iterator[Connection]:
         """A connection in autocommit mode. When one breaks, none that was made before is lent again.
+
+        Who needs others while it has this one is not counted: those who have all of them would wait for each other.
 
         It plans each prepared statement at each use, as the sizes of tables change. One that plans "once" is for calls
         of functions that name no table: a third of what the server does for such a call would be to plan it.
         """
         self.check_open()
         self._leave_parent()
-        with self._places, self.translated():
+        with self._places if is_counted else nullcontext(), self.translated():
             with self._lock:
                 idle = self._idle
                 connection = idle[plans].pop() if idle[plans] else None
@@ -97,7 +99,8 @@ class Server:
                 raise
             is_sound = connection.info.transaction_status == TransactionStatus.IDLE
             with self._lock:
-                if is_reusable := is_sound and idle is self._idle and not self._is_closed:
+                has_room = len(idle[plans]) < MAX_CONNECTIONS
+                if is_reusable := is_sound and has_room and idle is self._idle and not self._is_closed:
                     idle[plans].append(connection)
             if not is_reusable:
                 connection.close()
