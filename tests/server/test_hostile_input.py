@@ -167,7 +167,9 @@ def test_odd_addresses_of_pages(client: TestClient, store: kedge.CheckpointManag
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize("value", [b"", b"null", b"http://[", b"http://\xe9", b"http://a:b:c", b"\xff\xfe", b"%ff;=,\t"])
+@pytest.mark.parametrize(
+    "value", [b"", b"null", b"http://[", b"http://\xe9", b"http://a:b:c", b"\xff\xfe", b"%ff;=,\t"]
+)
 @pytest.mark.parametrize(
     "name",
     ["origin", "referer", "hx-current-url", "cookie", "authorization", "x-request-id", "idempotency-key", "accept"],
