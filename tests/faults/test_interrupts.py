@@ -374,6 +374,35 @@ sys.exit(0 if saved and [c.id for c in store.list("job")][1:] == saved else 1)
     assert ended.returncode == 0
 
 
+@pytest.mark.requires("module:pandas")
+def test_a_handler_that_saves_while_the_codec_learns_a_type(tmp_path: Path) -> None:
+    """What brings in the types of a library, when the first value of one is saved, is met half imported by nobody."""
+    program = """
+import signal, sys, threading
+import pandas
+import kedge
+frame = pandas.DataFrame({"a": [1, 2]})
+store = kedge.open(sys.argv[1])
+def handler(*_):
+    met.set()
+    store.save("job", "last", frame)
+def hook(event, args):
+    if event == "exec" and not met.is_set() and args[0].co_filename.endswith("codec/pandas_types.py"):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        if threading.current_thread() is not threading.main_thread():
+            met.wait(60)
+met = threading.Event()
+signal.signal(signal.SIGTERM, handler)
+sys.addaudithook(hook)
+store.save("job", "first", frame)
+assert met.is_set()
+assert {checkpoint.step for checkpoint in store.list("job")} == {"first", "last"}
+assert store.restore("job").equals(frame)
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], timeout=60, check=False)
+    assert ended.returncode == 0
+
+
 def test_locks_in_the_main_thread_would_be_noticed(tmp_path: Path) -> None:
     """The mutant: calls of the main thread run where they are."""
     program = """

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol, TypeAlias
 
+from kedge.blobs.shelter import sheltered
 from kedge.chunks import Deferred, DeviceMemory, StoredStream
 from kedge.errors import CheckpointError, Corrupted, UnsupportedType, Validation
 from kedge.ports import Buffer
@@ -358,7 +359,9 @@ def kind_of(value: object) -> Kind | None:
     return kind.choose(value) if isinstance(kind, Choice) else kind
 
 
+@sheltered
 def _bring_in(module: str) -> None:
+    """Elsewhere than in the main thread: a signal handler that saves would find the module half imported."""
     with _importing:
         importlib.import_module(f".{module}", __package__)
 
