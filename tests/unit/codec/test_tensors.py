@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,43 @@ class TestDevice:
         same(state["optimiser"], own["optimiser"], torch)
         assert torch.equal(own["model"]["weight"], state["model"]["weight"])
         assert torch.equal(own["model"]["eight"], state["model"]["eight"])
+
+    def test_what_its_stream_has_queued_comes_first(
+        self, torch: Any, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Threads copy on streams of their own, which do not wait for the stream that computes the tensor."""
+        tensor = torch.zeros(2_000_000)
+
+        class Event:
+            """A kernel that is still queued: it runs when a stream waits for it."""
+
+            def __init__(self, value: float) -> None:
+                self.value = value
+
+        class Stream:
+            def record_event(self) -> Event:
+                return Event(value)
+
+            def wait_event(self, event: Event) -> None:
+                with lock:
+                    if event.value not in done:
+                        done.append(event.value)
+                        tensor.fill_(event.value)
+
+            def synchronize(self) -> None:
+                """Nothing is copied later than it is asked for."""
+
+        lock, done = threading.Lock(), list[float]()
+        monkeypatch.setattr("kedge.codec.torch_memory._stream_of", lambda tensor: Stream())
+        value = 1.0
+        saved = store.save("job", "one", {"t": tensor})
+        assert store.load(saved)["t"].eq(1.0).all()
+        value = 2.0
+        pending = store.save_async("job", "two", {"t": tensor})
+        assert store.load(pending.result(60))["t"].eq(2.0).all()
+        value = 3.0
+        store.load(saved, into={"t": tensor})
+        assert (done, float(tensor[0]), float(tensor[-1])) == ([1.0, 2.0, 3.0], 1.0, 1.0)
 
     def test_damage_is_found(self, torch: Any, store: Any, tmp_path: Path) -> None:
         saved = store.save("job", "one", states(torch))
