@@ -104,6 +104,23 @@ def parse_name(what: str, text: str) -> str:
     return text
 
 
+def mapping_of(value: object) -> dict[str, Any]:
+    """Return a part of a document that anybody may have written; {} if it is no mapping."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text_of(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def number_of(value: object, default: int = 0) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
 def parse_step(text: str) -> str:
     """Return `text` if it is a valid step name: any text of 1 to 1,024 characters that UTF-8 can hold."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_STEP_CHARACTERS or not is_utf8(text):
@@ -136,6 +153,8 @@ def parse_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
 
 def is_utf8(text: str) -> bool:
     """Return whether UTF-8 can hold `text`: a str may have halves of surrogate pairs, which no index accepts."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -35,21 +35,21 @@ from kedge.blobs.memory import MemoryBlobs
 from kedge.codec.json_view import from_json, to_json_view
 from kedge.containers import protobuf
 from kedge.containers.archive.compression import Plain
-from kedge.containers.archive.layout import Config, format_of, mapping, parse_json, safe_spec
+from kedge.containers.archive.layout import Config, format_of, parse_json, safe_spec
 from kedge.containers.archive.tar import Limits, TarReader, path_parts
 from kedge.containers.criu.images import check_inventory, command_line, environment, pagemap, processes, statistics
 from kedge.containers.runtime import arguments
 from kedge.containers.runtime.opt_in import wish_of
 from kedge.errors import CheckpointError, NotFound
 from kedge.files.table import parse_table
-from kedge.model import CheckpointId, CheckpointLevel
+from kedge.model import CheckpointId, CheckpointLevel, mapping_of
 from kedge.ports import Chunk, Encoding, NewCheckpoint
 from kedge.server.schemas import Save, SentSave
 from kedge.server.uploads import parse_save, request_of_save
 from kedge.store.local import LocalStore
 from kedge.store.manifest import parse_manifest
 from kedge.store.record import Draft, NoKeys, PackRecord, append_record, pack_record, read_records
-from kedge.store.transfer import Received, SendAgain
+from kedge.store.transfer import IncomingState, SendAgain
 from tests.unit.containers.criu_writer import write_dump
 
 MOST = 1_000_000  # inputs for each target
@@ -152,7 +152,7 @@ def _read_head(data: bytes) -> None:
 
 
 def _read_sent(data: bytes) -> None:
-    received = Received(_memory())
+    received = IncomingState(_memory())
     try:
         with suppress(SendAgain):
             received.describe(data[:512], data[512:])
@@ -240,7 +240,7 @@ def _configs() -> Iterator[bytes]:
 
 
 def _read_config(data: bytes) -> None:
-    spec = mapping(parse_json(data, "config.json"))
+    spec = mapping_of(parse_json(data, "config.json"))
     json.dumps(safe_spec(spec))
     format_of(spec)
     Config.of(spec)

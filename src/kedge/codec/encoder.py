@@ -17,6 +17,7 @@ from typing import Any
 import ormsgpack
 
 from kedge.errors import CheckpointError, UnsupportedType, Validation
+from kedge.model import is_utf8
 
 from .kinds import (
     LEAF_DEPTH,
@@ -132,7 +133,7 @@ class Packer:
     def _lower_dict(self, value: dict[Any, object], depth: int) -> object:
         if depth >= self._limit:
             raise TooDeep(UnsupportedType)
-        if not _ONLY_STR.issuperset(map(type, value)) or (self._is_careful and not all(map(_is_utf8, value))):
+        if not _ONLY_STR.issuperset(map(type, value)) or (self._is_careful and not all(map(is_utf8, value))):
             return self._lower_structure(value, by_class[dict], depth)
         native = self._native
         lowered = value
@@ -243,19 +244,9 @@ def _lower_scalar(value: int | str) -> object:
         if -(1 << 63) <= value < 1 << 64:
             return value
         return ormsgpack.Ext(Tag.INT, value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True))
-    if _is_utf8(value):  # type: ignore[arg-type]
+    if is_utf8(value):  # type: ignore[arg-type]
         return value
     return ormsgpack.Ext(Tag.STR, value.encode("utf-8", "surrogatepass"))  # type: ignore[union-attr]
-
-
-def _is_utf8(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_nan(key: object) -> bool:
@@ -269,7 +260,7 @@ def _is_nan(key: object) -> bool:
 
 def key_segment(key: object) -> str:
     """Return how a path shows a dictionary key: `["model"]`, `[3]`."""
-    return f"[{_short(json.dumps(key, ensure_ascii=not _is_utf8(key)) if type(key) is str else repr(key))}]"
+    return f"[{_short(json.dumps(key, ensure_ascii=not is_utf8(key)) if type(key) is str else repr(key))}]"
 
 
 def _short(text: str) -> str:

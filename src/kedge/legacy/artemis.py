@@ -17,6 +17,7 @@ from typing import Any
 from kedge import codec
 from kedge.errors import Conflict, Validation
 from kedge.manager import CheckpointManager as Store
+from kedge.model import mapping_of
 from kedge.pipeline.owner import newest_status
 
 from . import open_in
@@ -37,7 +38,7 @@ from .artemis_models import (
 )
 from .importers import Options, Report, Verdict
 from .importers.artemis import drafts
-from .importers.common import SAVED_HERE, Draft, mapping
+from .importers.common import SAVED_HERE, Draft
 from .importers.export import artemis_card
 from .importers.runs import run_key
 from .importers.writer import Writer
@@ -69,7 +70,7 @@ class FilesystemCheckpointRepository(CheckpointRepository):
         writer = Writer(self.store, report, is_owner=True)
         for draft in drafts(document, "", f"card {checkpoint.card_id}", Options()):
             if isinstance(draft, Draft):
-                draft.metadata["legacy"] = {**mapping(draft.metadata.get("legacy")), SAVED_HERE: True}
+                draft.metadata["legacy"] = {**mapping_of(draft.metadata.get("legacy")), SAVED_HERE: True}
                 if draft.tags.get("kind") == "run":
                     draft.key += os.urandom(8).hex()  # what was said before may be said again
                 writer.add(draft)

@@ -17,10 +17,10 @@ from typing import Any, Self
 from kedge import codec
 from kedge.errors import Corrupted, NotFound, UnsupportedType
 from kedge.manager import CheckpointManager as Store
-from kedge.model import Checkpoint, CheckpointStatus
+from kedge.model import Checkpoint, CheckpointStatus, mapping_of, number_of
 
 from . import open_in
-from .importers.common import digest, mapping, name_of, number, step_of
+from .importers.common import digest, name_of, step_of
 from .importers.geo_core import LEVELS
 
 __all__ = ["CheckpointCorruptedError", "CheckpointManager", "CheckpointMetadata", "get_checkpoint_manager"]
@@ -159,13 +159,13 @@ class CheckpointManager:
         listed = self.list_checkpoints()
         newest = listed[0].timestamp if listed else 0.0
         oldest = newest - timedelta(days=self._retention["max_age_days"]).total_seconds()
-        least = {level: number(count) for level, count in mapping(self._retention.get("min_keep_per_level")).items()}
+        least = mapping_of(self._retention.get("min_keep_per_level"))
         seen: dict[str, int] = {}
         deleted = 0
         for place, about in enumerate(listed):
             seen[about.level] = seen.get(about.level, 0) + 1
             is_old = about.timestamp < oldest or place >= self._retention["max_checkpoints"]
-            if is_old and seen[about.level] > least.get(about.level, 1):
+            if is_old and seen[about.level] > number_of(least.get(about.level, 1)):
                 deleted += self.delete_checkpoint(about.checkpoint_id)
         return deleted
 
@@ -187,13 +187,13 @@ class CheckpointManager:
         seen: dict[str, CheckpointMetadata] = {}
         for job in self._store.jobs():
             for checkpoint in self._store.walk(job.name):
-                about = mapping(checkpoint.metadata.get("core") or checkpoint.metadata.get("legacy"))
+                about = mapping_of(checkpoint.metadata.get("core") or checkpoint.metadata.get("legacy"))
                 if "id" in about and not job.name.endswith(":salvaged"):
                     seen[str(about["id"])] = self._about(checkpoint)
         return iter(seen.values())
 
     def _about(self, checkpoint: Checkpoint) -> CheckpointMetadata:
-        about = mapping(checkpoint.metadata.get("core") or checkpoint.metadata.get("legacy"))
+        about = mapping_of(checkpoint.metadata.get("core") or checkpoint.metadata.get("legacy"))
         status = "valid" if checkpoint.status == "created" else str(checkpoint.status)
         return CheckpointMetadata(
             str(about.get("id", checkpoint.id)),
@@ -201,7 +201,7 @@ class CheckpointManager:
             str(about.get("level") or checkpoint.level),
             about.get("parent", about.get("experiment")),
             status,
-            metadata=mapping(about.get("metadata")),
+            metadata=mapping_of(about.get("metadata")),
             checksum=checkpoint.digest,
             validation_checksum=checkpoint.digest,
             compressed=True,

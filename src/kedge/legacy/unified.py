@@ -16,11 +16,11 @@ from typing import Any
 from kedge import codec
 from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError, Validation
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, mapping_of, to_us
 from kedge.store.request import parse_request
 
 from . import move_in, store_in
-from .importers.common import clean, mapping, name_of, step_of
+from .importers.common import clean, name_of, step_of
 from .unified_models import (
     CheckpointData,
     CheckpointFilter,
@@ -150,7 +150,7 @@ class CheckpointStorage:
         metadata = CheckpointMetadata(
             process_name=str(about.get("process_name", checkpoint.job)),
             process_version=str(about.get("process_version", "1.0.0")),
-            tags=dict(mapping(about.get("tags"))),
+            tags=dict(mapping_of(about.get("tags"))),
             description=str(about.get("description") or "") or None,
             size_bytes=checkpoint.size_bytes,
             checksum=checkpoint.digest,

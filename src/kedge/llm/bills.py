@@ -21,7 +21,7 @@ from kedge import codec
 from kedge.errors import CheckpointError
 from kedge.exit import save_at_end
 from kedge.manager import CheckpointManager
-from kedge.model import CheckpointLevel
+from kedge.model import CheckpointLevel, number_of
 from kedge.pipeline.history import CALLS
 from kedge.pipeline.place import here, payer
 from kedge.pipeline.telemetry import count_llm_call
@@ -99,12 +99,12 @@ class Bill:
     def from_json(cls, document: object) -> Bill:
         given: Mapping[str, object] = document if isinstance(document, Mapping) else {}
         return cls(
-            paid=_whole(given.get("paid")),
-            found=_whole(given.get("found")),
+            paid=number_of(given.get("paid")),
+            found=number_of(given.get("found")),
             spent=amount_of(given.get("spent")),
             saved=amount_of(given.get("saved")),
-            paid_unpriced=_whole(given.get("paid_unpriced")),
-            found_unpriced=_whole(given.get("found_unpriced")),
+            paid_unpriced=number_of(given.get("paid_unpriced")),
+            found_unpriced=number_of(given.get("found_unpriced")),
             tokens_paid=Tokens.from_json(given.get("tokens_paid")),
             tokens_found=Tokens.from_json(given.get("tokens_found")),
         )
@@ -265,10 +265,6 @@ def totals(
         key = tuple(str(record.metadata.get(name, "")) for name in by)
         bills[key] = bills.get(key, Bill()) + Bill.from_json(record.metadata)
     return bills
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def amount_of(value: object) -> Decimal:

@@ -92,7 +92,7 @@ class Spending:
         """Raise BudgetExceeded if the cost does not fit beside what was spent and calls in progress."""
         reserved: Amounts = defaultdict(Decimal)
         for flight in flights:
-            for scope in _scopes(flight):
+            for scope in (TODAY, _of_model(flight), _of_run(str(flight.metadata.get("run")))):
                 reserved[scope] += amount_of(flight.metadata.get("estimate"))
         with self._lock:
             spent = self._read(run)
@@ -145,10 +145,6 @@ def _of_run(run: str) -> str:
 
 def _of_model(record: Checkpoint) -> str:
     return f"model {record.metadata.get('model')} today"
-
-
-def _scopes(flight: Checkpoint) -> tuple[str, str, str]:
-    return TODAY, _of_model(flight), _of_run(str(flight.metadata.get("run")))
 
 
 def _output_tokens(body: Mapping[str, object]) -> int:

@@ -349,7 +349,7 @@ def _document(content: bytes) -> dict[str, object] | None:
         document = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) and "error" not in _true_names(document) else None
+    return document if isinstance(document, dict) and not document.get("error") else None
 
 
 def _is_lasting(document: Mapping[str, object]) -> bool:
@@ -358,10 +358,6 @@ def _is_lasting(document: Mapping[str, object]) -> bool:
     images = data if isinstance(data, list) else []
     has_addresses = any(isinstance(image, dict) and image.get("url") for image in images)
     return document.get("status", "completed") in ("completed", "incomplete") and not has_addresses
-
-
-def _true_names(document: Mapping[str, object]) -> set[str]:
-    return {name for name, value in document.items() if value}
 
 
 def _events(content: bytes) -> list[dict[str, object]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, mapping_of
 
 from .history import StepHistory, find_run, steps_of
 from .keys import show
@@ -61,14 +61,9 @@ def _newest(history: StepHistory | None) -> Checkpoint | None:
 
 def _reasons(before: Checkpoint, after: Checkpoint, is_same: bool) -> Iterator[str]:
     """What differs, and the result last: it may be the same all the same."""
-    ours, theirs = _inputs(before), _inputs(after)
+    ours, theirs = (mapping_of(record.metadata.get("inputs")) for record in (before, after))
     if changed := sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)):
         yield f"different inputs: {', '.join(changed)}"
     if before.metadata.get("version") != after.metadata.get("version"):
         yield "different version"
     yield "same result" if is_same else "different result"
-
-
-def _inputs(record: Checkpoint) -> Mapping[str, object]:
-    inputs = record.metadata.get("inputs")
-    return inputs if isinstance(inputs, Mapping) else {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.errors import Cancelled, Conflict, Denied, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, Job, RunStatus
+from kedge.model import INBOX_SUFFIX, LOG_LEVELS, Checkpoint, Job, RunStatus, list_of, mapping_of, number_of, text_of
 
 from .approval import APPROVAL, decision_of
 from .final_failures import asked_again, kept_failures
@@ -110,7 +110,7 @@ def _runs_of(
             record = newest.get(job.name)  # None: a job that is no run
             if record is None or status not in ("", status_of(record)):
                 continue
-            if pipeline in ("", _text(record.metadata.get("pipeline"))):
+            if pipeline in ("", text_of(record.metadata.get("pipeline"))):
                 yield _summary(store, record, job.updated_at)
 
 
@@ -132,22 +132,22 @@ def _summary(store: CheckpointManager, newest: Checkpoint, updated_at: datetime)
     return RunSummary(
         newest.job,
         status_of(newest),
-        _text(about.get("pipeline")) or None,
-        _text(about.get("version")),
-        _count(about.get("session")),
-        _count(about.get("ran")),
-        _count(about.get("reused")),
-        _text(about.get("error")),
+        text_of(about.get("pipeline")) or None,
+        text_of(about.get("version")),
+        number_of(about.get("session")),
+        number_of(about.get("ran")),
+        number_of(about.get("reused")),
+        text_of(about.get("error")),
         updated_at,
         [
             _with_decision(store, newest.job, waiting)
-            for waiting in _list(about.get("waiting"))
+            for waiting in list_of(about.get("waiting"))
             if _is_made_of(waiting, str)
         ],
         about.get("is_denied") is True,
         progress if _is_made_of(progress := about.get("progress"), int | None) else None,  # type: ignore[arg-type]
-        _text(about.get("queue")),
-        _text(about.get("parent")),
+        text_of(about.get("queue")),
+        text_of(about.get("parent")),
     )
 
 
@@ -177,8 +177,8 @@ def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHi
             elif kind == "attempt":
                 history.failures.append(checkpoint)
             else:
-                history.items += _count(about.get("items"))
-                history.failed_items += _count(about.get("failed"))
+                history.items += number_of(about.get("items"))
+                history.failed_items += number_of(about.get("failed"))
         if len(page) < _PAGE:
             break
     return steps
@@ -271,12 +271,12 @@ def _explain_step(
             f"{last.metadata.get('error')}; {again}",
             last.id,
             None,
-            _count(last.metadata.get("attempt")),
+            number_of(last.metadata.get("attempt")),
         )
     about = newest.metadata
     seconds = about.get("seconds")
-    facts: Any = (newest.id, seconds if isinstance(seconds, float | int) else None, _count(about.get("attempts")))
-    made_in = _count(about.get("session"))
+    facts: Any = (newest.id, seconds if isinstance(seconds, float | int) else None, number_of(about.get("attempts")))
+    made_in = number_of(about.get("session"))
     if made_in == session:
         return Explanation(path, "ran", _why(history.results, history.failures), *facts)
     if is_reused:
@@ -299,7 +299,7 @@ def _why(results: Sequence[Checkpoint], failures: Sequence[Checkpoint]) -> str:
     reasons = []
     if now.get("version") != before.get("version"):
         reasons.append(f"version {_shown(before)} became {_shown(now)}")
-    new, old = _inputs(now), _inputs(before)
+    new, old = (mapping_of(about.get("inputs")) for about in (now, before))
     if changed := [name for name in new if name in old and new[name] != old[name]]:
         reasons.append(f"changed: {', '.join(changed)}")
     if added := [name for name in new if name not in old]:
@@ -315,8 +315,8 @@ def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[di
     assert newest is not None  # nosec B101 # find_run has raised
     if newest.metadata.get("status") == RunStatus.RUNNING:
         return {}, set(), False
-    state = _mapping(store.load(newest.id)) or {}
-    ran, reused = ([name for name in _list(state.get(part)) if isinstance(name, str)] for part in ("ran", "reused"))
+    state = mapping_of(store.load(newest.id))
+    ran, reused = ([name for name in list_of(state.get(part)) if isinstance(name, str)] for part in ("ran", "reused"))
     return dict.fromkeys(ran), set(reused), newest.metadata.get("status") != "paused"
 
 
@@ -371,30 +371,9 @@ def delete_run(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> in
     return len(records)
 
 
-def _inputs(about: Mapping[str, object]) -> Mapping[str, object]:
-    inputs = about.get("inputs")
-    return inputs if isinstance(inputs, Mapping) else {}
-
-
 def _shown(about: Mapping[str, object]) -> str:
     return repr(str(about.get("version", "/")).strip("/")) if about.get("version") != "/" else "none"
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _mapping(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
-
-
 def _is_made_of(value: object, kind: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(part, kind) for part in value.values())
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0

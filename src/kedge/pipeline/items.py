@@ -8,7 +8,7 @@ from typing import Any
 
 from kedge.errors import Corrupted, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointId
+from kedge.model import Checkpoint, CheckpointId, list_of, number_of
 
 from .digests import DIGEST_BYTES, split
 from .inbox import ITEMS, post, value_of
@@ -78,8 +78,7 @@ def maps_of(store: CheckpointManager, key: str) -> list[MapItems]:
 def _count(store: CheckpointManager, items: MapItems) -> None:
     failing: dict[bytes, str] = {}  # digest by which an item is known when it is done → its key
     for record in items.records:
-        done = record.metadata.get("items")
-        items.done += done if isinstance(done, int) else 0
+        items.done += number_of(record.metadata.get("items"))
         if failing:
             for digest in failing.keys() & _done_in(store, record):
                 items.failed.pop(failing[digest], None)
@@ -91,10 +90,9 @@ def _count(store: CheckpointManager, items: MapItems) -> None:
 
 def places_in(record: Checkpoint) -> list[tuple[int, int]]:
     """Where the items of a record are among all items: (first, how many), in the order of its results."""
-    places = record.metadata.get("at")
     return [
         (place[0], place[1])
-        for place in (places if isinstance(places, list) else [])
+        for place in list_of(record.metadata.get("at"))
         if isinstance(place, list) and len(place) == 2 and all(type(part) is int and part >= 0 for part in place)
     ]
 

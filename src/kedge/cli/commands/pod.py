@@ -15,6 +15,7 @@ from kedge.cli.containers import Stores, address_option, gpu_option, key_of, sho
 from kedge.cli.failures import describe
 from kedge.cli.output import emit
 from kedge.errors import CheckpointError
+from kedge.model import mapping_of
 from kedge.terminal.tables import Column, print_table
 from kedge.terminal.text import age, safe, size
 
@@ -135,8 +136,7 @@ def _described(workload: Workload, stores: Stores) -> Running:
 
 
 def _sleeping_row(checkpoint: Checkpoint) -> Row:
-    pod = checkpoint.metadata.get("pod")
-    facts = pod if isinstance(pod, dict) else {}
+    facts = mapping_of(checkpoint.metadata.get("pod"))
     name = f"{facts.get('namespace', '')}/{facts.get('name', '')}"
     return Row(name, str(facts.get("container", "")), key_of(checkpoint), "asleep", "", age(checkpoint.created_at))
 

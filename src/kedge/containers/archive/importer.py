@@ -20,7 +20,7 @@ from kedge.containers.network import Network, network_of
 from kedge.errors import Corrupted, Validation
 from kedge.files import Tree
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, Lease
+from kedge.model import Checkpoint, Lease, mapping_of
 
 from . import arch
 from . import layout as formats
@@ -221,10 +221,8 @@ def _descriptors(archive: Archive) -> tuple[str, ...]:
 
 def _network(archive: Archive) -> Network:
     """How the container was connected, as far as its configuration tells; a restore compares it."""
-    linux = archive.spec.get("linux")
-    namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
-    for namespace in namespaces if isinstance(namespaces, list) else []:
-        if isinstance(namespace, dict) and namespace.get("type") == "network":
+    for namespace in formats.mappings(mapping_of(archive.spec.get("linux")).get("namespaces")):
+        if namespace.get("type") == "network":
             return Network(mode="external" if namespace.get("path") else "own", path="")
     return Network(mode="host", path="")
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
+from kedge.model import list_of, mapping_of
 
 from .compression import Plain
 from .extraction import Extraction
@@ -125,7 +126,7 @@ def unpack_tar(path: str | os.PathLike[str], directory: Path, limits: Limits) ->
 
 def annotations_of(spec: Mapping[str, object]) -> dict[str, str]:
     """Annotations of a configuration: text only, whatever else is there."""
-    return {key: value for key, value in mapping(spec.get("annotations")).items() if isinstance(value, str)}
+    return {key: value for key, value in mapping_of(spec.get("annotations")).items() if isinstance(value, str)}
 
 
 def format_of(spec: Mapping[str, object]) -> str:
@@ -160,7 +161,7 @@ def safe_spec(spec: Mapping[str, object]) -> dict[str, object]:
 
     Left away: annotations, hooks, devices, mounts from the host, paths of namespaces and cgroups, labels.
     """
-    process, linux, root = (mapping(spec.get(key)) for key in ("process", "linux", "root"))
+    process, linux, root = (mapping_of(spec.get(key)) for key in ("process", "linux", "root"))
     mounts = [mount for mount in mappings(spec.get("mounts")) if _is_plain(mount)]
     types = [space.get("type") for space in mappings(linux.get("namespaces"))]
     namespaces = [{"type": name} for name in types if isinstance(name, str)]
@@ -177,18 +178,13 @@ def safe_spec(spec: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_plain(mount: Mapping[str, object]) -> bool:
-    options = mount.get("options")
-    words = options if isinstance(options, list) else []
-    return str(mount.get("type")) in _PLAIN_MOUNTS and not {"bind", "rbind"} & {str(word) for word in words}
-
-
-def mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    words = set(map(str, list_of(mount.get("options"))))
+    return str(mount.get("type")) in _PLAIN_MOUNTS and not {"bind", "rbind"} & words
 
 
 def mappings(value: object) -> list[dict[str, object]]:
     """The objects of a list; [] for anything else."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return [item for item in list_of(value) if isinstance(item, dict)]
 
 
 def go_time(moment: datetime) -> str:

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 
 from kedge.containers.protobuf import Message
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
+from kedge.model import mapping_of
 
-from .layout import CHECKPOINT, CONFIG, ROOTFS_DIFF, SPEC, mapping, mappings, read_json, unpack_tar
+from .layout import CHECKPOINT, CONFIG, ROOTFS_DIFF, SPEC, mappings, read_json, unpack_tar
 from .tar import DIRECTORY, Limits, Member
 from .tar_writer import TarWriter
 
@@ -113,10 +114,10 @@ def _index(layout: Path) -> tuple[list[dict[str, object]], list[dict[str, object
             media_type = descriptor.get("mediaType")
             if media_type in _INDEX_TYPES:
                 waiting.append(_read(layout, descriptor))
-                facts |= mapping(descriptor.get("annotations"))
+                facts |= mapping_of(descriptor.get("annotations"))
             else:
                 (manifests if media_type in _MANIFEST_TYPES else named).append(descriptor)
-        facts |= mapping(document.get("annotations"))
+        facts |= mapping_of(document.get("annotations"))
     return named, manifests, facts
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kedge.llm.bills import Bill, Charge
 from kedge.llm.pricing import Tokens
-from kedge.model import CheckpointLevel, RunStatus
+from kedge.model import CheckpointLevel, RunStatus, list_of, mapping_of, number_of, text_of
 from kedge.pipeline.history import CALLS
 
 from .common import (
@@ -26,10 +26,8 @@ from .common import (
     clean,
     digest_of_document,
     legacy,
-    mapping,
     microseconds,
     name_of,
-    number,
     step_of,
     texts,
 )
@@ -52,8 +50,10 @@ _STATUS = {
 
 def kind_of(document: object) -> str | None:
     """Which of the forms a document has."""
-    if _is_costs(document) or _is_machine(document):
-        return "costs" if isinstance(document, list) else "machine"
+    if _is_costs(document):
+        return "costs"
+    if isinstance(document, dict) and {"card_id", "state", "stages", "health_status"} <= document.keys():
+        return "machine"
     if isinstance(document, list):
         is_stages = bool(document) and all(
             isinstance(e, dict) and {"card_id", "stage_name", "status"} <= e.keys() for e in document
@@ -98,12 +98,12 @@ def drafts(document: Any, name: str, source: str, options: Options, cut: Fragmen
         yield from _beside(kind, document, source, options)
         return
     card = document.get("card_id") if kind != "index" else name.removesuffix(".json").removesuffix("_checkpoint")
-    run = OldRun(FORM, source, run_key(card, options.job_prefix), number(document.get("resume_count")) + 1)
+    run = OldRun(FORM, source, run_key(card, options.job_prefix), number_of(document.get("resume_count")) + 1)
     read = {"card": _from_card, "results": _from_results, "index": _from_index, "state": _from_state}[str(kind)]
     stages = list(read(document, run))
     yield from stages
     old_status = document.get("status", "active")
-    status = _STATUS.get(old_status if isinstance(old_status, str) else "", RunStatus.PAUSED)
+    status = _STATUS.get(text_of(old_status), RunStatus.PAUSED)
     if cut is not None and status is RunStatus.COMPLETED:
         status = RunStatus.PAUSED
     yield run.status(
@@ -112,8 +112,8 @@ def drafts(document: Any, name: str, source: str, options: Options, cut: Fragmen
         id=None if document.get("checkpoint_id") is None else name_of(document["checkpoint_id"]),
         created_us=time_of(document) or None,
         done=sum(isinstance(entry, Draft) and entry.metadata["kind"] == "step" for entry in stages),
-        total=number(document.get("total_stages")) or None,
-        error=clean(document.get("error") or mapping(document.get("metadata")).get("failure_reason")),
+        total=number_of(document.get("total_stages")) or None,
+        error=clean(document.get("error") or mapping_of(document.get("metadata")).get("failure_reason")),
         facts={
             "kind": kind,
             "id": document.get("checkpoint_id"),
@@ -148,11 +148,11 @@ _LISTS = ("completed_stages", "skipped_stages", "failed_stages", "stages_complet
 def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[object, list[str]]:
     """A cut document without the stages whose record is not whole, and the names of these as far as they are known."""
     if isinstance(document, list):
-        torn = mapping(document[-1]) if open_at else {}
+        torn = mapping_of(document[-1]) if open_at else {}
         return (document[:-1] if open_at else document), [
             str(n) for n in (torn.get("stage_name"), torn.get("stage")) if n
         ]
-    records = {word: dict(mapping(document[word])) for word in _RECORDS if word in document}
+    records = {word: dict(mapping_of(document[word])) for word in _RECORDS if word in document}
     lost: dict[str, None] = {}
     if len(open_at) > 1 and open_at[0] in records:
         records[str(open_at[0])].pop(str(open_at[1]), None)
@@ -165,14 +165,14 @@ def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[object
 
 
 def _from_card(document: Document, run: OldRun) -> Drafts:
-    stages = mapping(document.get("stage_checkpoints"))
+    stages = mapping_of(document.get("stage_checkpoints"))
     yield from _unrecorded(document, stages, run)
     for name, stage in sorted(stages.items(), key=lambda pair: _end_of(pair[1])):
-        yield from _stage(name, mapping(stage), run)
+        yield from _stage(name, mapping_of(stage), run)
 
 
 def _from_results(document: Document, run: OldRun) -> Drafts:
-    results = mapping(document.get("stage_results"))
+    results = mapping_of(document.get("stage_results"))
     yield from _unrecorded(document, results, run)
     for name, entry in sorted(results.items(), key=lambda pair: _end_of(pair[1])):
         stage = entry if isinstance(entry, dict) else {"result": entry}
@@ -183,11 +183,11 @@ def _from_results(document: Document, run: OldRun) -> Drafts:
 
 
 def _from_index(document: Document, run: OldRun) -> Drafts:
-    results = mapping(document.get("results"))
-    last = number(document.get("last_completed_stage"), -1)
+    results = mapping_of(document.get("results"))
+    last = number_of(document.get("last_completed_stage"), -1)
     at = microseconds(document.get("timestamp"))
     for place, (name, result) in enumerate(results.items()):
-        if place <= last and mapping(result).get("success") is not False:
+        if place <= last and mapping_of(result).get("success") is not False:
             yield run.step(name, result, created_us=at)
     if last + 1 > len(results):
         lost = f"{last + 1} stages were done, and only {len(results)} of them have a name"
@@ -195,7 +195,7 @@ def _from_index(document: Document, run: OldRun) -> Drafts:
 
 
 def _from_state(document: Document, run: OldRun) -> Drafts:
-    results = mapping(document.get("stage_results"))
+    results = mapping_of(document.get("stage_results"))
     at = time_of(document) or None
     for name in dict.fromkeys(texts(document.get("stages_completed"))):
         if name not in results:
@@ -240,9 +240,8 @@ def _unrecorded(document: Document, recorded: Mapping[str, object], run: OldRun)
 
 def _stage(name: str, stage: Document, run: OldRun) -> Iterator[Draft]:
     at = _end_of(stage) or None
-    answers = stage.get("llm_responses")
-    for entry in answers if isinstance(answers, list) else ():
-        if answer := run.answer(name, mapping(entry), at):
+    for entry in list_of(stage.get("llm_responses")):
+        if answer := run.answer(name, mapping_of(entry), at):
             yield answer
     status = stage.get("status", "completed")
     if status not in ("completed", "skipped", "failed"):
@@ -252,7 +251,7 @@ def _stage(name: str, stage: Document, run: OldRun) -> Iterator[Draft]:
         stage.get("result", stage),
         record=stage,
         created_us=at,
-        attempts=number(stage.get("retry_count")) + 1,
+        attempts=number_of(stage.get("retry_count")) + 1,
         seconds=stage.get("duration_seconds"),
         error=None if status != "failed" else clean(stage.get("error_message") or stage.get("error")) or "it failed",
         key=digest_of_document([name, stage]),
@@ -261,7 +260,7 @@ def _stage(name: str, stage: Document, run: OldRun) -> Iterator[Draft]:
 
 
 def _end_of(stage: object) -> int:
-    fields = mapping(stage)
+    fields = mapping_of(stage)
     for name in ("end_time", "completed_at", "start_time", "started_at", "timestamp"):
         if at := microseconds(fields.get(name)):
             return at
@@ -279,10 +278,6 @@ def _is_costs(document: object) -> bool:
     )
 
 
-def _is_machine(document: object) -> bool:
-    return isinstance(document, dict) and {"card_id", "state", "stages", "health_status"} <= document.keys()
-
-
 def _call(entry: Document, source: str, prefix: str) -> Draft:
     """A paid call, in the books of the store: `kedge llm costs` counts it to the card's run and stage."""
     run, model, stage = (
@@ -292,7 +287,7 @@ def _call(entry: Document, source: str, prefix: str) -> Draft:
     )
     cost = entry["cost"]
     is_price = isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < 1e9
-    tokens = Tokens(number(entry["tokens_input"]), number(entry["tokens_output"]))
+    tokens = Tokens(number_of(entry["tokens_input"]), number_of(entry["tokens_output"]))
     bill = Bill().add(Charge(model, tokens, Decimal(str(cost)) if is_price else None, False, run, stage))
     key = digest_of_document(entry)
     return Draft(

@@ -291,11 +291,3 @@ def small_json(value: object) -> object:
 def texts(value: object) -> list[str]:
     """The texts of a list; [] for anything else."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else []
-
-
-def mapping(value: object) -> Document:
-    return value if isinstance(value, dict) else {}
-
-
-def number(value: object, default: int = 0) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from kedge.errors import NotFound, Unavailable, Validation, install_hint
+from kedge.model import mapping_of
 
 from . import artemis, geo_core
 from .common import (
@@ -21,7 +22,6 @@ from .common import (
     Unreadable,
     Verdict,
     clean,
-    mapping,
     microseconds,
     name_of,
     parse_json,
@@ -64,14 +64,10 @@ def _check_size(path: str) -> None:
         raise Unreadable(f"SQLite: the file is cut off: {os.path.getsize(path):,} of {expected:,} bytes")
 
 
-def tables_of(db: sqlite3.Connection) -> set[str]:
-    return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-
-
 def read_sqlite(entry: Entry, options: Options) -> Drafts:
     """What a SQLite file holds, if it is known."""
     with open_sqlite(entry.path) as db:
-        tables = tables_of(db)
+        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "pipeline_states" in tables and options.form in ("auto", artemis.FORM):
             yield from _artemis(db, tables, entry.shown, options)
         elif options.form in ("auto", LANGGRAPH_SQLITE) and _has_threads(db):
@@ -182,7 +178,7 @@ def _geo_row(row: Mapping[str, Any], parent: str | None, where: str, options: Op
         "level": row["level"],
         "status": row["status"],
         "data_files": [],
-        "metadata": mapping(row["data_summary"]),
+        "metadata": mapping_of(row["data_summary"]),
         "validation_checksum": row["validation_checksum"],
         "timestamp": row["created_at"].timestamp(),
     }

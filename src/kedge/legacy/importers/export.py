@@ -10,11 +10,11 @@ from typing import Any
 from kedge.errors import Validation
 from kedge.legacy.artemis_models import CheckpointStatus, PipelineCheckpoint, StageCheckpoint
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, RunStatus
+from kedge.model import Checkpoint, RunStatus, mapping_of, number_of
 from kedge.pipeline.owner import newest_status
 
 from .artemis import MACHINE
-from .common import SAVED_HERE, Document, mapping, number, texts
+from .common import SAVED_HERE, Document, texts
 from .folder import is_plain_name
 
 View = Callable[[Checkpoint], Any]  # the state of a checkpoint as plain JSON
@@ -80,7 +80,7 @@ def _is_execution(checkpoint: Checkpoint) -> bool:
 
 def _old(checkpoint: Checkpoint) -> Document:
     """What the jobs system knew of a checkpoint; {} for one that it did not write."""
-    old = mapping(checkpoint.metadata.get("legacy"))
+    old = mapping_of(checkpoint.metadata.get("legacy"))
     return old if old.get("format") == "jobs" else {}
 
 
@@ -112,13 +112,13 @@ def artemis_files(manager: CheckpointManager, job: str, view: View) -> Iterator[
     """
     if job.endswith(MACHINE):
         machine = manager.list(job, limit=1)[0]
-        card = _file_name(mapping(machine.metadata.get("legacy")).get("job"), job.removesuffix(MACHINE), "_state")
+        card = _file_name(mapping_of(machine.metadata.get("legacy")).get("job"), job.removesuffix(MACHINE), "_state")
         yield f"{card}_state.json", view(machine)
         return
     document = artemis_card(manager, job, view)
     card, status = _file_name(document["card_id"], job, "_checkpoints"), document["status"]
     records = manager.list(job, tags={"kind": "run"})
-    origins = {str(kind): r for r in records if (kind := mapping(r.metadata.get("legacy")).get("kind"))}
+    origins = {str(kind): r for r in records if (kind := mapping_of(r.metadata.get("legacy")).get("kind"))}
     if "card" in origins or not origins.keys() & _LAYOUTS.keys():
         yield f"{_file_name(document['card_id'], job)}.json", document
     for kind, (name, continued) in _LAYOUTS.items():
@@ -133,7 +133,7 @@ def _stages_since(manager: CheckpointManager, job: str, since: int, view: View) 
     """The records of stages that no import brought, the latest attempt at each."""
     stages: dict[str, Document] = {}
     for checkpoint in manager.list(job, after=since):
-        path, old = checkpoint.metadata.get("path"), mapping(checkpoint.metadata.get("legacy"))
+        path, old = checkpoint.metadata.get("path"), mapping_of(checkpoint.metadata.get("legacy"))
         if not isinstance(path, list) or checkpoint.metadata.get("kind") not in ("step", "attempt"):
             continue
         if path and (not old or SAVED_HERE in old):
@@ -152,7 +152,7 @@ def _continued_state(old: Document, stages: list[Document], status: str | None) 
         **old,
         "status": {"active": "running", "resumed": "running"}.get(status, status),
         "stages_completed": list(dict.fromkeys(done)),
-        "stage_results": {**mapping(old.get("stage_results")), **results},
+        "stage_results": {**mapping_of(old.get("stage_results")), **results},
         "updated_at": stages[-1]["end_time"],
         "completed_at": stages[-1]["end_time"] if status == "completed" else old.get("completed_at"),
         "error": stages[-1]["error_message"],
@@ -180,7 +180,7 @@ def _continued_attempts(old: Document, stages: list[Document], status: str | Non
 
 def _continued_results(old: Document, stages: list[Document], status: str | None) -> Document:
     """`checkpoint-<8 hex>.json`."""
-    document = {**old, "stage_results": dict(mapping(old.get("stage_results")))}
+    document = {**old, "stage_results": dict(mapping_of(old.get("stage_results")))}
     for stage in stages:
         name, word = stage["stage_name"], "failed" if stage["status"] == "failed" else "completed"
         document["stage_results"][name] = {
@@ -200,7 +200,7 @@ def _continued_index(old: Document, stages: list[Document], status: str | None) 
     done = {s["stage_name"]: s["result"] for s in stages if s["status"] != "failed"}
     if not done:
         return old
-    known = dict(list(mapping(old["results"]).items())[: number(old["last_completed_stage"], -1) + 1])
+    known = dict(list(mapping_of(old["results"]).items())[: number_of(old["last_completed_stage"], -1) + 1])
     results = {**known, **done}
     return {**old, "results": results, "last_completed_stage": len(results) - 1, "timestamp": stages[-1]["end_time"]}
 
@@ -234,7 +234,7 @@ def _base(manager: CheckpointManager, job: str, view: View) -> tuple[Document, i
     """The newest card that is stored as such, and its number; else an empty one."""
     card = job
     for record in reversed(manager.list(job, tags={"kind": "run"})):
-        old = mapping(record.metadata.get("legacy"))
+        old = mapping_of(record.metadata.get("legacy"))
         card = str(old.get("job", card))
         if old.get("kind") == "card":
             return view(record), record.seq
@@ -245,7 +245,7 @@ def _base(manager: CheckpointManager, job: str, view: View) -> tuple[Document, i
 
 
 def _stage(checkpoint: Checkpoint, name: str, state: Document) -> Document:
-    record = mapping(state.get("record"))
+    record = mapping_of(state.get("record"))
     if "stage_name" in record and "duration_seconds" in record:
         return record
     about = checkpoint.metadata
@@ -282,7 +282,7 @@ def _sum_up(document: Document, newest: Checkpoint) -> None:
         "current_stage": None,
         "stages_completed": done,
         "total_stages": max(document.get("total_stages") or 0, done),
-        "total_duration_seconds": sum(mapping(stage).get("duration_seconds") or 0.0 for stage in stages),
+        "total_duration_seconds": sum(mapping_of(stage).get("duration_seconds") or 0.0 for stage in stages),
     }
 
 

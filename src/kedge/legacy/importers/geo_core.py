@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kedge.model import CheckpointLevel, CheckpointStatus
+from kedge.model import CheckpointLevel, CheckpointStatus, list_of, mapping_of, number_of
 
 from .common import (
     SALVAGED,
@@ -27,7 +27,6 @@ from .common import (
     clean,
     digest,
     legacy,
-    mapping,
     microseconds,
     name_of,
     small_json,
@@ -93,7 +92,7 @@ def read_registry(listing: Listing) -> tuple[dict[str, Document], Finding | None
     try:
         document = read_json(entry)
     except Unreadable as problem:
-        salvaged = mapping(problem.salvaged.value)
+        salvaged = mapping_of(problem.salvaged.value)
         left = {n: about for n, about in salvaged.items() if is_metadata(about) and n not in problem.salvaged.open_at}
         why = f"{problem.reason}; checkpoints are found by their folders instead"
         return left, Finding(Verdict.CORRUPTED, entry.shown, why, tuple(map(clean, left)))
@@ -119,7 +118,7 @@ def drafts(
     for about, parent in parents_first(rows):
         name = about["checkpoint_id"]
         roots[name] = roots.get(parent or "") or str(
-            about["parent_id"] or _experiment(name, mapping(about.get("metadata")))
+            about["parent_id"] or _experiment(name, mapping_of(about.get("metadata")))
         )
         inside = list_folder(os.path.join(listing.path, name), os.path.join(listing.shown, name))
         yield from inside.findings
@@ -220,7 +219,7 @@ def _listed(about: Document, inside: Listing) -> set[str]:
     files = about.get("data_files")
     if not files and METADATA in inside.files:
         try:
-            files = mapping(read_json(inside.files[METADATA])).get("data_files")
+            files = mapping_of(read_json(inside.files[METADATA])).get("data_files")
         except Unreadable:
             files = None
     return {path.rpartition("/")[2] for path in texts(files)}
@@ -228,7 +227,7 @@ def _listed(about: Document, inside: Listing) -> set[str]:
 
 def _file_problems(about: Document, inside: Listing) -> Iterator[str]:
     files = about.get("data_files")
-    for path in files if isinstance(files, list) else ():
+    for path in list_of(files):
         folder, _, base = str(path).rpartition("/")
         if folder.rpartition("/")[2] not in ("", about.get("checkpoint_id")) or ".." in folder.split("/"):
             yield f"{clean(path, 100)} is outside its folder and was not read"
@@ -240,7 +239,7 @@ def _draft(
     name: str, about: Document, state: Document, shown: str, options: Options, content: str, extra: Mapping[str, Any]
 ) -> Draft:
     old_id = str(about.get("checkpoint_id") or name)
-    details = mapping(about.get("metadata"))
+    details = mapping_of(about.get("metadata"))
     processor = details.get("processor")
     is_process = processor is not None and "processor_state" in state
     owner = processor if is_process else extra["job"]
@@ -275,8 +274,8 @@ def _items_done(state: Document) -> int:
     lists = [state.get(name) for name in ("processed_items", "failed_items")]
     if any(isinstance(items, list | tuple | set) for items in lists):
         return sum(len(items) for items in lists if isinstance(items, list | tuple | set))
-    counted = mapping(state.get("processor_state")).get("items_processed")
-    return counted if isinstance(counted, int) else 0
+    counted = mapping_of(state.get("processor_state")).get("items_processed")
+    return number_of(counted)
 
 
 def _experiment(old_id: str, details: Document) -> str:

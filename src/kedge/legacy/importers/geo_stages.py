@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Sequence
 
-from kedge.model import RunStatus
+from kedge.model import RunStatus, mapping_of
 
 from .common import (
     MOST_PATHS,
@@ -17,7 +17,6 @@ from .common import (
     Verdict,
     clean,
     digest_of_document,
-    mapping,
     microseconds,
     placeholders,
 )
@@ -57,7 +56,7 @@ def drafts(documents: Sequence[tuple[Document, str]], folder: str, options: Opti
             done=sum(done.values()),
             facts={
                 "id": newest.get("experiment_id"),
-                "experiment": mapping(newest.get("metadata")).get("experiment_name"),
+                "experiment": mapping_of(newest.get("metadata")).get("experiment_name"),
                 "time": newest.get("timestamp"),
             },
         )
@@ -66,14 +65,14 @@ def drafts(documents: Sequence[tuple[Document, str]], folder: str, options: Opti
 def _stage(document: Document, run: OldRun, *, is_cut: bool) -> Generator[Draft | Finding, None, bool]:
     """Yield the drafts of one stage; return whether it is done. Its result is its own entry in stage_results."""
     stage = document["stage"]
-    results = mapping(document.get("stage_results"))
+    results = mapping_of(document.get("stage_results"))
     result = results[stage] if stage in results else document.get("data", document)
     lost = list(placeholders(document))
     if lost:
         why = "the old system kept only the names of these objects"
         yield Finding(Verdict.LOSSY, run.source, why, tuple(lost[:MOST_PATHS]))
-    is_done = not is_cut and mapping(result).get("success") is not False
-    error = None if is_done else clean(mapping(result).get("error")) or "it failed"
+    is_done = not is_cut and mapping_of(result).get("success") is not False
+    error = None if is_done else clean(mapping_of(result).get("error")) or "it failed"
     if is_cut:
         error = "its file is cut off"
         yield Finding(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kedge.model import RunStatus
+from kedge.model import RunStatus, mapping_of, number_of
 
 from .common import (
     Document,
@@ -22,10 +22,8 @@ from .common import (
     clean,
     digest_of_document,
     legacy,
-    mapping,
     microseconds,
     name_of,
-    number,
     step_of,
     texts,
 )
@@ -64,7 +62,7 @@ def drafts(values: Sequence[tuple[Document, str, str]], options: Options) -> Dra
     for job, of_job in tiles.items():
         yield from _tile_job(job, sorted(of_job, key=lambda pair: _time(pair[0])))
     for job, of_job in chunks.items():
-        for value, source in sorted(of_job, key=lambda pair: (_time(pair[0]), number(pair[0]["chunk_idx"]))):
+        for value, source in sorted(of_job, key=lambda pair: (_time(pair[0]), number_of(pair[0]["chunk_idx"]))):
             yield _chunk(job, value, source)
 
 
@@ -73,9 +71,9 @@ def _tile_job(job: str, values: list[tuple[Document, str]]) -> Drafts:
     done: dict[str, None] = {}
     failed: dict[str, str] = {}
     for value, source in values:
-        progress = mapping(value.get("tile_progress"))
+        progress = mapping_of(value.get("tile_progress"))
         new = [tile for tile in dict.fromkeys(_completed(value, progress)) if tile not in done]
-        errors = {tile: mapping(about).get("error_message") for tile, about in progress.items()}
+        errors = {tile: mapping_of(about).get("error_message") for tile, about in progress.items()}
         failed = {tile: clean(errors.get(tile)) or "it failed" for tile in texts(value.get("failed_tiles"))}
         at = _time(value) or None
         run, facts = OldRun(FORM, source, job), {"time": value.get("timestamp")}
@@ -84,7 +82,7 @@ def _tile_job(job: str, values: list[tuple[Document, str]]) -> Drafts:
         if new or failed:
             yield run.items(TILES, dict.fromkeys(new), failed, created_us=at, facts=facts)
         done |= dict.fromkeys(new)
-        total = number(value.get("total_tiles")) or None
+        total = number_of(value.get("total_tiles")) or None
         is_whole = total is not None and len(done) >= total
         status = RunStatus.COMPLETED if is_whole else RunStatus.FAILED if failed else RunStatus.PAUSED
         yield run.status(status, value, created_us=at, done=len(done), total=total, facts=facts)
@@ -92,12 +90,12 @@ def _tile_job(job: str, values: list[tuple[Document, str]]) -> Drafts:
 
 def _completed(value: Document, progress: Document) -> list[str]:
     listed = texts(value.get("completed_tiles"))
-    return listed + [tile for tile, about in progress.items() if mapping(about).get("status") == "completed"]
+    return listed + [tile for tile, about in progress.items() if mapping_of(about).get("status") == "completed"]
 
 
 def _chunk(job: str, value: Document, source: str) -> Draft:
     """The state of an analysis after a chunk. It holds that of all chunks before, so the newest one is resumed from."""
-    done, total = number(value["chunk_idx"]) + 1, number(value.get("total_chunks")) or None
+    done, total = number_of(value["chunk_idx"]) + 1, number_of(value.get("total_chunks")) or None
     return Draft(
         FORM,
         source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, list_of, mapping_of
 from kedge.process.execution import ApprovalStatus, ExecutionState, Step, StepState
 
 from .common import (
@@ -20,7 +20,6 @@ from .common import (
     digest,
     digest_of_document,
     legacy,
-    mapping,
     microseconds,
     name_of,
     step_of,
@@ -42,24 +41,24 @@ def kind_of(document: object) -> str | None:
         return "checkpoint"
     if "job_id" in keys and "checkpoint_id" not in keys and isinstance(document.get("state"), dict):
         return "job"
-    about = mapping(document.get("metadata"))
+    about = mapping_of(document.get("metadata"))
     return "state" if {"job_id", "workflow_id", "status"} <= about.keys() and "inputs" in keys else None
 
 
 def old_id_of(checkpoint: Checkpoint) -> str:
     """The ID by which the jobs system knew a checkpoint: its own, where that is no name of Kedge."""
-    old = mapping(checkpoint.metadata.get("legacy"))
+    old = mapping_of(checkpoint.metadata.get("legacy"))
     return str(old["id"]) if old.get("format") == FORM and "id" in old else checkpoint.id
 
 
 def old_job_of(checkpoint: Checkpoint) -> str:
-    old = mapping(checkpoint.metadata.get("legacy"))
+    old = mapping_of(checkpoint.metadata.get("legacy"))
     return str(old["job"]) if old.get("format") == FORM and "job" in old else checkpoint.job
 
 
 def time_of(document: Document) -> int:
     """The time of a checkpoint; where that is unreadable, the seconds in its ID, which is parsed from the right."""
-    about = mapping(document.get("metadata"))
+    about = mapping_of(document.get("metadata"))
     at_us = microseconds(document.get("timestamp") or document.get("started_at") or about.get("updated_at"))
     if at_us is None:
         parts = str(document.get("checkpoint_id") or document.get("execution_id", "")).rsplit("_", 2)
@@ -134,7 +133,7 @@ def _execution(document: Document, source: str, options: Options, cut: Fragment 
     job = name_of(old_id.removeprefix(EXECUTION_PREFIX), most=_MOST, prefix=EXECUTION_PREFIX + options.job_prefix)
     state = _text_in(document.get("state"), ExecutionState, "running" if cut is None else "paused")
     entries = document.get("checkpoints")
-    whole = list(entries) if isinstance(entries, list) else []
+    whole = list(list_of(entries))
     if cut is not None:
         whole = _up_to_the_cut(whole, cut.open_at, document.get("current_checkpoint"), is_paused=state == "paused")
     steps = [_step(entry, place, job) for place, entry in enumerate(whole)]
@@ -190,10 +189,11 @@ def _up_to_the_cut(
     """
     if len(open_at) > 1 and open_at[0] == "checkpoints":
         *entries, torn = entries
-        if isinstance(name := mapping(torn).get("checkpoint_name"), str):
+        if isinstance(name := mapping_of(torn).get("checkpoint_name"), str):
             current = current or name
             entries.append(torn | (_WAITING if is_paused and name == current else {"state": "active"}))
-    is_read = any(mapping(e).get("checkpoint_name") == current and _state_of(mapping(e)) == "paused" for e in entries)
+    known = [entry for entry in entries if isinstance(entry, dict)]
+    is_read = any(entry.get("checkpoint_name") == current and _state_of(entry) == "paused" for entry in known)
     if is_paused and not is_read:
         entries.append({"checkpoint_name": current or "unknown", **_WAITING})
     return entries
@@ -205,7 +205,7 @@ def _state_of(fields: Document) -> str:
 
 def _step(entry: Any, place: int, job: str) -> Document:
     """A checkpoint of an execution with all that approvals need; each gets an ID of its own, as names may repeat."""
-    fields: Document = entry if isinstance(entry, dict) else {}
+    fields = mapping_of(entry)
     approval = fields.get("approval_status")
     known = approval if approval in list(ApprovalStatus) else None
     state = _state_of(fields)

@@ -15,10 +15,10 @@ from typing import Any
 from kedge.llm.cache import JOB as LLM_JOB
 from kedge.llm.calls import imported_request
 from kedge.llm.pricing import Tokens, tokens_of
-from kedge.model import CheckpointLevel, RunStatus
+from kedge.model import CheckpointLevel, RunStatus, number_of
 from kedge.pipeline.keys import digest_of, imported_tag, map_key
 
-from .common import Document, Draft, clean, digest_of_document, legacy, name_of, number, step_of
+from .common import Document, Draft, clean, digest_of_document, legacy, name_of, step_of
 
 MOST_RUN_KEY = 122  # leaves room for the inbox of a run
 
@@ -169,5 +169,5 @@ class OldRun:
 def _tokens(entry: Document) -> Tokens | None:
     """What an entry says of its tokens: in a vendor's form, or as the cost files of artemis have it."""
     if isinstance(entry.get("tokens_input"), int):
-        return Tokens(number(entry["tokens_input"]), number(entry.get("tokens_output")))
+        return Tokens(number_of(entry["tokens_input"]), number_of(entry.get("tokens_output")))
     return tokens_of({"usage": entry.get("usage") or entry.get("tokens")})

@@ -15,10 +15,10 @@ from kedge import codec
 from kedge.chunks import INLINE_BYTES
 from kedge.errors import CheckpointError, Conflict, NotFound, StorageError
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, new_checkpoint_id, now_us
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, mapping_of, new_checkpoint_id, now_us
 from kedge.store.request import Request, parse_request
 
-from .common import SAVED_HERE, Draft, Finding, Verdict, clean, digest, mapping
+from .common import SAVED_HERE, Draft, Finding, Verdict, clean, digest
 
 BATCH = 500
 BATCH_BYTES = 8 << 20
@@ -161,7 +161,7 @@ class Writer:
     def _is_foreign(self, job: str) -> bool:
         if job not in self._foreign:
             newest = self._manager.list(job, limit=1)
-            old = mapping(newest[0].metadata.get("legacy")) if newest else {}
+            old = mapping_of(newest[0].metadata.get("legacy")) if newest else {}
             self._foreign[job] = bool(newest) and (not old or SAVED_HERE in old)
         return self._foreign[job]
 

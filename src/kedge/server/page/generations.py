@@ -8,7 +8,7 @@ from typing import Any
 
 from kedge.errors import Corrupted
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, number_of
 from kedge.terminal.text import count_of, size
 
 from .states import Outlines
@@ -87,8 +87,8 @@ def _generation(
         checkpoint,
         before,
         f"{paused:,.1f} ms" if isinstance(paused, int | float) else "",
-        _whole(metadata.get("memory_bytes")),
-        _whole(metadata.get("processes")),
+        number_of(metadata.get("memory_bytes")),
+        number_of(metadata.get("processes")),
         running if isinstance(running, bool) else None,
         _changes(checkpoint, state, before, earlier) if before is not None and earlier else (),
         "" if state else "its state cannot be read",
@@ -117,7 +117,7 @@ def _changes(
 
 
 def _memory(processes: Mapping[str, Mapping[str, object]]) -> int:
-    return sum(_whole(facts.get("memory_bytes")) for facts in processes.values())
+    return sum(number_of(facts.get("memory_bytes")) for facts in processes.values())
 
 
 def _is_same(process: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
@@ -152,8 +152,8 @@ def _tree(processes: Mapping[str, Mapping[str, object]]) -> list[Process]:
                 pid,
                 str(facts["name"]),
                 str(facts.get("executable", "")),
-                _whole(facts.get("threads")),
-                _whole(facts.get("memory_bytes")),
+                number_of(facts.get("threads")),
+                number_of(facts.get("memory_bytes")),
                 len(files) if isinstance(files, Mapping) else 0,
                 min(depth, 6),
             )
@@ -178,7 +178,3 @@ def _facts(newest: Checkpoint, state: Mapping[str, Any]) -> list[tuple[str, str]
         ("Not saved", count_of(len(sockets), "socket") if isinstance(sockets, list) and sockets else ""),
     ]
     return [(label, text) for label, text in facts if text]
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, number_of
 from kedge.pipeline.history import Explanation, StepHistory
 from kedge.pipeline.items import MapItems
 from kedge.pipeline.keys import show
@@ -133,8 +133,7 @@ def _bar(record: Checkpoint, look: str) -> Bar:
 
 
 def _session(record: Checkpoint) -> int:
-    number = record.metadata.get("session")
-    return number if isinstance(number, int) else 0
+    return number_of(record.metadata.get("session"))
 
 
 def _tree(steps: Sequence[Explanation], bars: Mapping[str, list[Bar]]) -> _Node:
