@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -97,13 +97,8 @@ class LocalCare(Upkeep):
 
         keys = None if self._lock is None else find_keys(self._store, self._lock)
 
-        @contextmanager
-        def opened(namespace: str) -> Iterator[LocalStore]:
-            store = open_found(self._url, namespace, self._lock, keys, actor=actor)
-            try:
-                yield store
-            finally:
-                store.close()
+        def opened(namespace: str) -> AbstractContextManager[LocalStore]:
+            return closing(open_found(self._url, namespace, self._lock, keys, actor=actor))
 
         if self._store.at_rest() is not self._store:
             raise Validation("a store in memory has no packs to rebuild from", hint="open the directory it is kept in")

@@ -22,6 +22,7 @@ from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
 
 from . import Progress
+from .review import parents_first
 
 if TYPE_CHECKING:
     from kedge.crypto import Keyrings
@@ -249,7 +250,7 @@ def _in_order(records: Iterable[NewCheckpoint]) -> list[NewCheckpoint]:
     for record in records:
         parse_name("job", record.job)
     in_line = sorted(records, key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
-    return _parents_first(_with_own_keys(in_line))
+    return parents_first(_with_own_keys(in_line))  # the index accepts no child without its parent
 
 
 def _with_own_keys(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
@@ -259,20 +260,6 @@ def _with_own_keys(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
         r if r.idempotency_key is None or owners[r.job, r.idempotency_key] == r.id else replace(r, idempotency_key=None)
         for r in records
     ]
-
-
-def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
-    """Put every parent before its children: the index accepts no child without its parent."""
-    by_id = {r.id: r for r in records}
-    placed: dict[str, NewCheckpoint] = {}
-    for record in records:
-        line: dict[str, NewCheckpoint] = {}
-        above: NewCheckpoint | None = record
-        while above is not None and above.id not in placed and above.id not in line:
-            line[above.id] = above
-            above = by_id.get(above.parent) if above.parent else None
-        placed.update(reversed(line.items()))
-    return list(placed.values())
 
 
 def _chunks_of(

@@ -16,9 +16,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -68,7 +69,7 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
         blobs = PackBlobs(str(inside / "packs"))
         try:
             known = {namespace: Known([row for row in rows.values() if row]) for namespace, rows in shown_rows.items()}
-            report = rebuild(blobs, _opening(inside, new, keys, actor), actor=actor, keys=keys, known=known)
+            report = rebuild(blobs, partial(_opened, inside, new, keys, actor), actor=actor, keys=keys, known=known)
             with closing(FilesIndex(new)) as index:
                 index.accept(report.closed)
         finally:
@@ -148,19 +149,11 @@ def _bound_to(keyring: str) -> str:
         return ""
 
 
-def _opening(
-    inside: Path, new: Path, keys: Keyrings | None, actor: str
-) -> Callable[[str], AbstractContextManager[LocalStore]]:
-    @contextmanager
-    def opened(namespace: str) -> Iterator[LocalStore]:
-        index, blobs = FilesIndex(new, namespace=namespace, view=view), PackBlobs(str(inside / "packs"))
-        store = LocalStore(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
-        try:
-            yield store
-        finally:
-            store.close()
-
-    return opened
+@contextmanager
+def _opened(inside: Path, new: Path, keys: Keyrings | None, actor: str, namespace: str) -> Iterator[LocalStore]:
+    index, blobs = FilesIndex(new, namespace=namespace, view=view), PackBlobs(str(inside / "packs"))
+    with closing(LocalStore(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)) as store:
+        yield store
 
 
 def _put_aside(path: Path, new: Path, shown_rows: ShownRows) -> tuple[int, bool]:

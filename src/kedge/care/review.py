@@ -14,13 +14,16 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kedge.errors import Conflict, NotFound
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
-from kedge.ports import NEWEST_INTACT, Index, Selection, pages
+from kedge.ports import NEWEST_INTACT, Index, NewCheckpoint, Selection, pages
 
 from .policies import PERIODS, RetentionPolicy, format_duration, parse_duration
 from .records import needed_for
+
+C = TypeVar("C", Checkpoint, NewCheckpoint)
 
 _PAGE = 1000
 _BATCH = 200  # deletions per transaction: few, so that savers do not wait for them
@@ -77,7 +80,7 @@ def carry_out(
                 for v in page
                 if v.reasons or v.checkpoint.id not in links.late
             ]
-    spared = _delete(index, _children_first(last), actor)
+    spared = _delete(index, parents_first(last)[::-1], actor)
     yield [Verdict(checkpoint, spared.get(checkpoint.id, ())) for checkpoint in last]
 
 
@@ -111,18 +114,18 @@ def _is_pinned(index: Index, checkpoint_id: str) -> bool:
         return False
 
 
-def _children_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the same checkpoints, every child before its parent."""
-    by_id = {c.id: c for c in checkpoints}
-    placed: dict[str, Checkpoint] = {}
+def parents_first(checkpoints: Sequence[C]) -> list[C]:
+    """Return the same checkpoints, every parent before its children."""
+    by_id = {checkpoint.id: checkpoint for checkpoint in checkpoints}
+    placed: dict[str, C] = {}
     for checkpoint in checkpoints:
-        line = []
-        above: Checkpoint | None = checkpoint
-        while above is not None and above.id not in placed:
-            line.append(above)
+        line: dict[str, C] = {}
+        above: C | None = checkpoint
+        while above is not None and above.id not in placed and above.id not in line:
+            line[above.id] = above
             above = by_id.get(above.parent) if above.parent else None
-        placed.update((c.id, c) for c in reversed(line))
-    return list(reversed(placed.values()))
+        placed.update(reversed(line.items()))
+    return list(placed.values())
 
 
 # Links between jobs
@@ -145,7 +148,7 @@ def _links(index: Index, policy: RetentionPolicy) -> _Links:
                 of_going.pop(verdict.checkpoint.id, None)
                 if not verdict.reasons and verdict.checkpoint.parent is not None:
                     of_going[verdict.checkpoint.parent] = verdict.checkpoint.id
-        for parent, descendant in history.open_links().items():
+        for parent, descendant in history.open_links.items():
             for ancestor in _line(index, parent, links.protected):
                 links.protected[ancestor.id] = descendant
         for parent in of_going:
@@ -214,17 +217,13 @@ class _History:
         self._page_rows = page_rows
         self._needed = needed
         self._top = 0  # the newest sequence number whose parent is known
-        self._wanted: dict[str, str] = {}  # unvisited parent → the descendant that keeps it
+        self.open_links: dict[str, str] = {}  # by unvisited parent of what stays: the descendant that keeps it
         self._followed: set[str] = set()  # those of them known to be in this job
         self._elsewhere: set[str] = set()
 
-    def open_links(self) -> Mapping[str, str]:
-        """Return unvisited parents of what stays: in other jobs, or deleted before."""
-        return self._wanted
-
     def keep_ancestors_of(self, checkpoint: Checkpoint, descendant: str = "") -> None:
         if checkpoint.parent is not None:
-            self._wanted.setdefault(checkpoint.parent, descendant or checkpoint.id)
+            self.open_links.setdefault(checkpoint.parent, descendant or checkpoint.id)
 
     def pages(self) -> Iterator[list[Verdict]]:
         """Yield verdicts, newest first; pages that only measure ages are empty."""
@@ -264,7 +263,7 @@ class _History:
 
     def _judge(self, rules: _Rules, checkpoint: Checkpoint) -> Verdict:
         reasons = [self._needed] if self._needed else rules.reasons(checkpoint)
-        descendant = self._wanted.pop(checkpoint.id, None)
+        descendant = self.open_links.pop(checkpoint.id, None)
         self._followed.discard(checkpoint.id)
         if not reasons:
             if descendant is None:
@@ -283,17 +282,17 @@ class _History:
         """Return the descendant, in other jobs or through them, that keeps a checkpoint no rule keeps."""
         if self._protected is not None:
             return self._protected.get(checkpoint.id)
-        for parent, descendant in list(self._wanted.items()):
+        for parent, descendant in list(self.open_links.items()):
             if parent not in self._followed:
                 self._follow(parent, descendant)
-        return self._wanted.pop(checkpoint.id, None)
+        return self.open_links.pop(checkpoint.id, None)
 
     def _follow(self, parent: str, descendant: str) -> None:
         """Follow a link to a parent: into this job, directly or through others, or nowhere."""
-        del self._wanted[parent]
+        del self.open_links[parent]
         for ancestor in _line(self._index, parent, self._elsewhere):
             if ancestor.job == self._job:
-                self._wanted.setdefault(ancestor.id, descendant)
+                self.open_links.setdefault(ancestor.id, descendant)
                 self._followed.add(ancestor.id)
                 return
             self._elsewhere.add(ancestor.id)

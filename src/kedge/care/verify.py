@@ -286,7 +286,7 @@ class _Check:
         damaged = [c for c in places.values() if c.digest in self._bad and _place(c) == _place(self._bad[c.digest])]
         known = {chunk.digest for chunk in damaged}
         inside = [c for c in places.values() if c.data is not None and c.digest not in known]
-        unread = [c for c in places.values() if self._deep and c.data is None and not self._is_looked_at(c)]
+        unread = [c for c in places.values() if self._deep and c.data is None and c.offset >= self._ends.get(c.pack, 0)]
         new = [chunk for chunk in inside if _prove(self._store, chunk)]
         new += [chunk for chunk, what in self._read_all(unread) if what]
         if new:
@@ -299,9 +299,6 @@ class _Check:
         else:
             why = f"{len(missing)} of its {len(names)} chunks are not in the index"
         return why, Seen(checkpoint, damaged, missing)
-
-    def _is_looked_at(self, chunk: Chunk) -> bool:
-        return chunk.offset < self._ends.get(chunk.pack, 0)
 
 
 def _restless(checkpoint: Checkpoint) -> StorageError:

@@ -16,21 +16,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 import ormsgpack
 
 from kedge.crypto import Vault
 from kedge.errors import CheckpointError, Corrupted, NotFound, Validation
-from kedge.model import Checkpoint, CheckpointStatus, EventChain, Job, Lease, to_us
+from kedge.model import Checkpoint, CheckpointStatus, Job, Lease, to_us
 from kedge.ports import (
     ALL,
     KEYS,
     UNREADABLE,
     CheckpointIds,
     Checkpoints,
-    Chunk,
-    Digests,
     Events,
     Index,
     Jobs,
@@ -38,9 +37,7 @@ from kedge.ports import (
     NewCheckpoint,
     NewEnvelope,
     Outcomes,
-    PackUse,
     Problems,
-    RecordPlace,
     References,
     RowChanged,
     SavedRow,
@@ -60,8 +57,30 @@ _T = TypeVar("_T")
 _Row = tuple[Checkpoint, bytes]  # with its manifest
 
 
+def _of_inner(name: str) -> property:
+    return property(attrgetter(f"inner.{name}"))
+
+
 class EncryptedIndex(SealedRows):
     """`ports.Index` around another one, for a namespace with a keyring."""
+
+    # What says no secret is the inner index's own.
+    locate = _of_inner("locate")
+    packs = _of_inner("packs")
+    chunks_of = _of_inner("chunks_of")
+    condemn = _of_inner("condemn")
+    mark_damaged = _of_inner("mark_damaged")
+    relocate = _of_inner("relocate")
+    set_recorded = _of_inner("set_recorded")
+    refuse_older = _of_inner("refuse_older")
+    accept = _of_inner("accept")
+    closed_namespaces = _of_inner("closed_namespaces")
+    make_room = _of_inner("make_room")
+    totals = _of_inner("totals")
+    scrub = _of_inner("scrub")
+    close = _of_inner("close")
+    audit = _of_inner("audit")
+    wait_for_event = _of_inner("wait_for_event")
 
     def __init__(self, inner: Index, vault: Vault) -> None:
         super().__init__(vault)
@@ -295,16 +314,7 @@ class EncryptedIndex(SealedRows):
     def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
         return [self._open_event(event) for event in self.inner.events(after, limit, newest=newest, before=before)]
 
-    def audit(self, until: int | None = None) -> EventChain:
-        return self.inner.audit(until)
-
-    def wait_for_event(self, after: int, timeout_s: float) -> bool:
-        return self.inner.wait_for_event(after, timeout_s)
-
     # Chunks, packs, care
-
-    def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
-        return self.inner.locate(digests)
 
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
         for row, (checkpoint, _), opened in self._walk(after, with_chunks):
@@ -337,45 +347,12 @@ class EncryptedIndex(SealedRows):
         look = partial(self.inner.read, checkpoint_id)
         return self._confirmed(lambda: look()[1], partial(self.open_manifest, checkpoint_id), sealed)
 
-    def packs(self) -> Sequence[PackUse]:
-        return self.inner.packs()
-
-    def chunks_of(self, pack: str) -> Sequence[Chunk]:
-        return self.inner.chunks_of(pack)
-
-    def condemn(self, pack: str) -> bool:
-        return self.inner.condemn(pack)
-
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
-        return self.inner.mark_damaged(chunks, is_damaged)
-
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
-        return self.inner.relocate(chunks, from_pack=from_pack, records=records)
-
     def unrecorded(self, limit: int) -> Unrecorded:
         sealed = self.inner.unrecorded(limit)
         return replace(sealed, rows=list(self._all_opened(sealed.rows)))
 
-    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
-        self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest, which is the envelope's
-
     def recorded_in(self, pack: str) -> Sequence[SavedRow]:
         return list(self._all_opened(self.inner.recorded_in(pack)))
-
-    def refuse_older(self) -> None:
-        self.inner.refuse_older()
-
-    def accept(self, closed: Mapping[str, str]) -> None:
-        self.inner.accept(closed)
-
-    def closed_namespaces(self) -> Mapping[str, str]:
-        return self.inner.closed_namespaces()
-
-    def make_room(self) -> bool:
-        return self.inner.make_room()
-
-    def totals(self) -> Mapping[str, int]:
-        return self.inner.totals()
 
     def integrity_problems(self) -> Problems:
         problems = [TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
@@ -406,9 +383,6 @@ class EncryptedIndex(SealedRows):
             except NotFound:
                 return False
 
-    def scrub(self) -> None:
-        self.inner.scrub()
-
     def every_row(self) -> Iterator[tuple[Checkpoint, bytes | None, bytes, bool]]:
         """Yield (checkpoint, manifest, digest, whether the data key is current); None for one that does not decrypt."""
         for _, (checkpoint, sealed), opened in self._walk(0, with_chunks=False):
@@ -417,9 +391,6 @@ class EncryptedIndex(SealedRows):
                 yield checkpoint, None, digest, False
             else:
                 yield *opened, digest, self.vault.key_of(sealed).id == self.vault.current.id
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def _select(

@@ -79,6 +79,16 @@ class SqlReads:
         with self._reading() as db:
             return self._fetch(db, sql, *parameters)
 
+    def _where_among(
+        self, db: object, sql: str, column: str, values: Sequence[str] | Sequence[bytes], *parameters: object
+    ) -> list[Row]:
+        """Return the rows whose column has one of any number of values: `sql` says {among} where it asks that."""
+        rows: list[Row] = []
+        for start in range(0, len(values), BATCH):
+            among, operands = self._among(column, values[start : start + BATCH])
+            rows += self._fetch(db, sql.format(among=among), *parameters, *operands)
+        return rows
+
     def _one(self, sql: str, *parameters: object) -> Row | None:
         rows = self._all(sql, *parameters)
         return rows[0] if rows else None
@@ -105,18 +115,12 @@ class SqlReads:
     def find(self, job: str, keys: Sequence[str] | range) -> Keyed:
         if isinstance(keys, range):
             return self._find_within(job, keys)
-        rows: list[Row] = []
+        sql = (
+            f'SELECT {CHECKPOINT}, manifest, key FROM main.idempotency JOIN main.checkpoint c USING ("row") '
+            "WHERE job_no = (SELECT no FROM main.job WHERE ns_no = ? AND name = ?) AND {among}"
+        )
         with self._reading() as db:
-            for start in range(0, len(keys), BATCH):
-                is_wanted, operands = self._among("key", keys[start : start + BATCH])
-                rows += self._fetch(
-                    db,
-                    f"SELECT {CHECKPOINT}, manifest, key FROM main.idempotency "
-                    'JOIN main.checkpoint c USING ("row") '
-                    f"WHERE job_no = (SELECT no FROM main.job WHERE ns_no = ? AND name = ?) AND {is_wanted}",
-                    self._ns, job, *operands,
-                )  # fmt: skip
-        return _keyed(job, rows)
+            return _keyed(job, self._where_among(db, sql, "key", keys, self._ns, job))
 
     def _find_within(self, job: str, numbers: range) -> Keyed:
         with self._reading() as db:
@@ -132,16 +136,12 @@ class SqlReads:
         return _keyed(job, rows)
 
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-        rows: list[Row] = []
+        sql = (
+            'SELECT id, key, request_digest FROM main.checkpoint JOIN main.idempotency USING ("row") '
+            "JOIN main.job ON no = job_no WHERE ns_no = ? AND {among}"
+        )
         with self._reading() as db:
-            for start in range(0, len(checkpoint_ids), BATCH):
-                is_wanted, operands = self._among("id", checkpoint_ids[start : start + BATCH])
-                rows += self._fetch(
-                    db,
-                    'SELECT id, key, request_digest FROM main.checkpoint JOIN main.idempotency USING ("row") '
-                    f"JOIN main.job ON no = job_no WHERE {is_wanted} AND ns_no = ?",
-                    *operands, self._ns,
-                )  # fmt: skip
+            rows = self._where_among(db, sql, "id", checkpoint_ids, self._ns)
         return {checkpoint_id: (key, digest) for checkpoint_id, key, digest in rows}
 
     def list(self, job: str, wanted: Selection = ALL) -> Checkpoints:
@@ -206,16 +206,12 @@ class SqlReads:
             of_job = f'main.checkpoint n WHERE n."row" BETWEEN {first} AND ({first}) + {LAST_SEQ}'
         else:
             of_job = "main.tag n WHERE n.job_no = k.no AND n.name = ? AND n.value = ?"
-        rows: list[Row] = []
+        sql = (
+            f'SELECT {CHECKPOINT}, j.name FROM {_OF_JOB} WHERE c."row" IN ('
+            f'SELECT (SELECT max(n."row") FROM {of_job}) FROM main.job k WHERE k.ns_no = ? AND {{among}})'
+        )
         with self._reading() as db:
-            for start in range(0, len(jobs), BATCH):
-                is_wanted, operands = self._among("k.name", jobs[start : start + BATCH])
-                rows += self._fetch(
-                    db,
-                    f'SELECT {CHECKPOINT}, j.name FROM {_OF_JOB} WHERE c."row" IN ('
-                    f'SELECT (SELECT max(n."row") FROM {of_job}) FROM main.job k WHERE k.ns_no = ? AND {is_wanted})',
-                    *parameters, self._ns, *operands,
-                )  # fmt: skip
+            rows = self._where_among(db, sql, "k.name", jobs, *parameters, self._ns)
         return {job: checkpoint_of(job, columns) for *columns, job in rows}
 
     def _first_row(self, db: Any, job: str) -> FirstRow | None:
@@ -248,12 +244,9 @@ class SqlReads:
     # Chunks, packs, keys, the whole
 
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
-        rows: list[Row] = []
+        sql = f"SELECT {CHUNK} FROM main.chunk WHERE ns_no = ? AND {{among}}"
         with self._reading() as db:
-            for start in range(0, len(digests), BATCH):
-                is_wanted, operands = self._among("digest", digests[start : start + BATCH])
-                sql = f"SELECT {CHUNK} FROM main.chunk WHERE ns_no = ? AND {is_wanted}"
-                rows += self._fetch(db, sql, self._ns, *operands)
+            rows = self._where_among(db, sql, "digest", digests, self._ns)
         return {chunk.digest: chunk for chunk in (chunk_of(row, self.written_by) for row in rows)}
 
     def packs(self) -> Sequence[PackUse]:
@@ -276,16 +269,12 @@ class SqlReads:
                 "ORDER BY id LIMIT ?",
                 self._ns, after, limit,
             )  # fmt: skip
-            rows: list[Row] = []
             ids = list(dict.fromkeys(checkpoint for _, checkpoint in events))
-            for start in range(0, len(ids), BATCH):
-                is_wanted, operands = self._among("id", ids[start : start + BATCH])
-                rows += self._fetch(
-                    db,
-                    f"{_SAVED} WHERE ns_no = ? AND {is_wanted} "
-                    'AND NOT EXISTS (SELECT 1 FROM main.record r WHERE r."row" = c."row") ORDER BY c."row"',
-                    self._ns, *operands,
-                )  # fmt: skip
+            sql = (
+                f"{_SAVED} WHERE ns_no = ? AND {{among}} "
+                'AND NOT EXISTS (SELECT 1 FROM main.record r WHERE r."row" = c."row") ORDER BY c."row"'
+            )
+            rows = self._where_among(db, sql, "id", ids, self._ns)
             chunks = self._fetch(
                 db,
                 f"SELECT {CHUNK} FROM main.chunk WHERE ns_no = ? AND pack_no IS NULL AND NOT is_damaged LIMIT ?",

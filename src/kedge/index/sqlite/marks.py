@@ -22,7 +22,8 @@ _AS_SEEN = (
 
 def stands(db: sqlite3.Connection, ns_no: int, look: Seen, present: tuple[CheckpointRow, str] | None) -> bool:
     """Whether a checkpoint, of which that was found, and what was wrong with it still are as they were seen."""
-    if present is None or not _is_as_seen(present[0], look):
+    row, seen = present[0] if present else None, look.checkpoint
+    if row is None or row.digest.hex() != seen.digest or row.status != seen.status:
         return False
     if not look.chunks and not look.missing:
         return True
@@ -31,10 +32,6 @@ def stands(db: sqlite3.Connection, ns_no: int, look: Seen, present: tuple[Checkp
         return True
     names = list(dict.fromkeys(look.missing))
     return len(list(find_chunks(db, ns_no, "digest", names))) < len(names)
-
-
-def _is_as_seen(row: CheckpointRow, look: Seen) -> bool:
-    return (row.digest.hex(), row.status) == (look.checkpoint.digest, str(look.checkpoint.status))
 
 
 def mark_damaged(db: sqlite3.Connection, ns_no: int, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
