@@ -37,7 +37,7 @@ from .store.background import BackgroundSaves, PendingSave
 from .store.methods import Session
 from .store.request import Request, parse_lease, parse_request, request_again
 from .store.rope import PartedTree
-from .store.transfer import Received
+from .store.transfer import IncomingState
 from .urls import FORMS, Lock, default_url, find_lock, needing, open_store, without_secrets
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class CheckpointManager(CaringManager):
             self._session.background.commit_later, staged, lambda encoded: self.commit(request, encoded).id
         )
 
-    def commit(self, request: Request, encoded: codec.Encoded | PartedTree | Received) -> Checkpoint:
+    def commit(self, request: Request, encoded: codec.Encoded | PartedTree | IncomingState) -> Checkpoint:
         """Save a parsed request and its encoded state; the request may contain an ID and a time."""
         checkpoint, failure = self._session.turns.run(self._save_in_turn, request, encoded)
         self._note(checkpoint, failure)
@@ -178,7 +178,7 @@ class CheckpointManager(CaringManager):
                 self._session.background.drain()
 
     def _save_in_turn(
-        self, request: Request, encoded: codec.Encoded | PartedTree | Received
+        self, request: Request, encoded: codec.Encoded | PartedTree | IncomingState
     ) -> tuple[Checkpoint, CheckpointError | None]:
         self._check_open()
         if self._session.background.is_used:
@@ -230,9 +230,7 @@ class CheckpointManager(CaringManager):
 
     def pin(self, checkpoint_id: str, pinned: bool = True) -> Checkpoint:
         """Protect a checkpoint from cleanup and deletion, or remove that protection."""
-        return self.catalogue.update(
-            parse_name("checkpoint ID", checkpoint_id), Update(is_pinned=pinned), actor=self.actor
-        )
+        return self._update(checkpoint_id, Update(is_pinned=pinned))
 
     def tag(self, checkpoint_id: str, /, **tags: str | None) -> Checkpoint:
         """Set tags of a checkpoint; the value None removes a tag."""
@@ -243,10 +241,7 @@ class CheckpointManager(CaringManager):
 
     def set_status(self, checkpoint_id: str, status: CheckpointStatus | str) -> Checkpoint:
         """Set a checkpoint's status. `load_latest` skips a corrupted one until verify finds it intact."""
-        wanted = parse_choice(CheckpointStatus, status)
-        return self.catalogue.update(
-            parse_name("checkpoint ID", checkpoint_id), Update(status=wanted), actor=self.actor
-        )
+        return self._update(checkpoint_id, Update(status=parse_choice(CheckpointStatus, status)))
 
     def _update(self, checkpoint_id: str, update: Update) -> Checkpoint:
         return self.catalogue.update(parse_name("checkpoint ID", checkpoint_id), update, actor=self.actor)

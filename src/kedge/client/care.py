@@ -36,7 +36,8 @@ class HttpCare:
         self, policy: RetentionPolicy, job: str | None, *, dry_run: bool, actor: str, progress: Progress | None
     ) -> Plan:
         planned = self._store.client.retention(policy, job, dry_run=dry_run)
-        keep = tuple(Verdict(_without_reasons(document), tuple(document["reasons"])) for document in planned["keep"])
+        reasons = [tuple(document.pop("reasons")) for document in planned["keep"]]
+        keep = tuple(map(Verdict, map(Checkpoint.from_json, planned["keep"]), reasons))
         delete = tuple(Checkpoint.from_json(document) for document in planned["delete"])
         if progress:
             progress(len(delete), len(delete))
@@ -111,7 +112,3 @@ class HttpCare:
 
     def close(self) -> None:
         """The service continues."""
-
-
-def _without_reasons(document: Mapping[str, Any]) -> Checkpoint:
-    return Checkpoint.from_json({name: value for name, value in document.items() if name != "reasons"})

@@ -11,24 +11,18 @@ from functools import partial
 from typing import TypeVar, Unpack
 from urllib.parse import quote
 
-from kedge.chunks import INLINE_BYTES, RecallingSource
+from kedge.chunks import INLINE_BYTES
 from kedge.codec import Encoded
 from kedge.errors import CheckpointError, Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint
-from kedge.ports import (
-    Checkpoints,
-    NewCheckpoint,
-    Outcomes,
-    Unmet,
-)
+from kedge.ports import Checkpoints, NewCheckpoint, Outcomes, Unmet
 from kedge.store import How, Save, Stored, knows, not_over_http
 from kedge.store.adoption import Exported, Moved, record_to_export
-from kedge.store.load import Loading
+from kedge.store.load import ChunkedStore
 from kedge.store.manifest import Manifest, pack_manifest, pack_tree, root_of
 from kedge.store.request import Request, request_of
 from kedge.store.rope import PartedTree, write_parts
-from kedge.store.streams import add_streams
-from kedge.store.transfer import Received, SendAgain
+from kedge.store.transfer import IncomingState, SendAgain
 from kedge.store.wire import SAVE_TYPE
 
 from .catalogue import HttpCatalogue
@@ -41,7 +35,7 @@ _MOST_KNOWN = 65536
 T = TypeVar("T")
 
 
-class HttpStore(Loading):
+class HttpStore(ChunkedStore):
     """`kedge.store.Store` behind a service, which alone knows where the chunks of a state are."""
 
     def __init__(self, client: Client) -> None:
@@ -55,8 +49,8 @@ class HttpStore(Loading):
     def catalogue(self) -> HttpCatalogue:
         return self._catalogue
 
-    def save(self, request: Request, encoded: Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
-        if isinstance(encoded, Received):
+    def save(self, request: Request, encoded: Encoded | PartedTree | IncomingState, *, actor: str) -> Checkpoint:
+        if isinstance(encoded, IncomingState):
             raise not_over_http("handing on what another client sends")
         if request.provided is not None:
             raise Unmet  # the service has no such request
@@ -83,14 +77,11 @@ class HttpStore(Loading):
         named: Sequence[bytes] = ()
         if isinstance(encoded, PartedTree):
             packed, named = write_parts(encoded, outbox, self._known.__contains__)
-            pack = partial(_as_it_is, packed)
+            pack = partial(bytes, packed)
         elif not encoded.buffers and len(encoded.tree) <= INLINE_BYTES:
-            pack = partial(_as_it_is, pack_tree(encoded.tree))
+            pack = partial(pack_tree, encoded.tree)
         else:
-            for buffer in encoded.buffers:
-                if isinstance(buffer, RecallingSource):
-                    buffer.recall(self.earlier_states(request.job))
-            pack = partial(_packed, add_streams(outbox, encoded))
+            pack = partial(pack_manifest, self.add_streams(outbox, request.job, encoded))
         saved = self._send(request, outbox, pack, distrusted)
         self._remember(named)
         return saved
@@ -99,13 +90,15 @@ class HttpStore(Loading):
         self,
         request: Request,
         outbox: Outbox,
-        pack: Callable[[], tuple[bytes, bytes]],
+        pack: Callable[[], bytes],
         distrusted: Collection[bytes] = (),
+        *,
+        spilled: bytes = b"",
         copied: Mapping[str, object] | None = None,
     ) -> Checkpoint:
         head = {**request.to_json(), "distrusted": [digest.hex() for digest in distrusted], "copied": copied}
         path = f"/api/v1/jobs/{quote(request.job, safe='')}/checkpoints"
-        return Checkpoint.from_json(self.client.upload(path, SAVE_TYPE, body_of(head, outbox, pack)))
+        return Checkpoint.from_json(self.client.upload(path, SAVE_TYPE, body_of(head, outbox, pack, spilled)))
 
     def _remember(self, digests: Sequence[bytes]) -> None:
         with self._lock:
@@ -126,13 +119,13 @@ class HttpStore(Loading):
 
     def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
         checkpoint, packed = source if source[1] else self.catalogue.read(source[0].id)
-        pack = partial(_as_it_is, packed, self._spilled(packed))
+        spilled = self._spilled(packed)
 
         def send(distrusted: frozenset[bytes]) -> Checkpoint:
             """Send the chunks that the service cannot reuse: a change of keys has renamed them."""
             outbox = Outbox(self.client, distrusted)
             outbox.add_from(Exported(NewCheckpoint.of(checkpoint, packed), sorted(distrusted), self.read_chunks))
-            return self._send(request, outbox, pack, distrusted)
+            return self._send(request, outbox, partial(bytes, packed), distrusted, spilled=spilled)
 
         try:
             return _again(send, f"job {request.job}")
@@ -190,8 +183,8 @@ class HttpStore(Loading):
         def send(distrusted: frozenset[bytes]) -> Checkpoint:
             outbox = Outbox(self.client, distrusted)
             outbox.add_from(replace(exported, read=read))
-            pack = partial(_as_it_is, record.manifest, exported.spilled)
-            return self._send(request_of(record), outbox, pack, distrusted, copied)
+            pack, spilled = partial(bytes, record.manifest), exported.spilled
+            return self._send(request_of(record), outbox, pack, distrusted, spilled=spilled, copied=copied)
 
         return _again(send, f"checkpoint {record.id}")
 
@@ -216,11 +209,3 @@ def _again(send: Callable[[frozenset[bytes]], Checkpoint], what: str) -> Checkpo
         except SendAgain as again:
             distrusted |= frozenset(again.digests)
     raise Conflict(f"{what}: the service kept losing chunks that this save needs", hint="run it again")
-
-
-def _as_it_is(packed: bytes, spilled: bytes = b"") -> tuple[bytes, bytes]:
-    return packed, spilled
-
-
-def _packed(manifest: Manifest) -> tuple[bytes, bytes]:
-    return pack_manifest(manifest), b""

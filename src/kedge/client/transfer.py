@@ -109,11 +109,13 @@ class Outbox:
         return [digest for digest in digests if digest in missing or digest in self._distrusted]
 
 
-def body_of(head: Mapping[str, object], outbox: Outbox, pack: Callable[[], tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """Yield the body of a save; `pack` returns the manifest and its spilled content once the chunks are known."""
+def body_of(
+    head: Mapping[str, object], outbox: Outbox, pack: Callable[[], bytes], spilled: bytes = b""
+) -> Iterator[bytes]:
+    """Yield the body of a save; `pack` returns the manifest once the chunks are known, `spilled` is its content."""
     yield framed(json.dumps(head, allow_nan=False).encode())
     yield from outbox.chunks()
-    packed, spilled = pack()
+    packed = pack()
     yield length(0) + framed(packed) + framed(spilled) + digest_of(packed + spilled)
 
 

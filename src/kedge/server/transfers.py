@@ -26,7 +26,7 @@ from kedge.ports import digest_of
 from kedge.store.local import LocalStore, local_store
 from kedge.store.manifest import Manifest, parse_small
 from kedge.store.request import Request
-from kedge.store.transfer import MAX_CHUNK_BYTES, Outline, Received, SendAgain
+from kedge.store.transfer import MAX_CHUNK_BYTES, IncomingState, Outline, SendAgain
 from kedge.store.wire import DIGEST_BYTES, FAILED, LENGTH_BYTES, MAX_HEAD_BYTES, framed, length, parse_length
 
 from .auth import Access
@@ -145,8 +145,8 @@ def _copied(copied: CopiedFrom) -> dict[str, object]:
     }
 
 
-def _open(access: Access, distrusted: Sequence[str]) -> Received:
-    return Received(local_of(access), [bytes.fromhex(digest) for digest in distrusted])
+def _open(access: Access, distrusted: Sequence[str]) -> IncomingState:
+    return IncomingState(local_of(access), [bytes.fromhex(digest) for digest in distrusted])
 
 
 def local_of(access: Access) -> LocalStore:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .adoption import Exported, Moved
     from .request import Request
     from .rope import PartedTree
-    from .transfer import Received
+    from .transfer import IncomingState
 
 
 class How(TypedDict, total=False):
@@ -47,7 +47,7 @@ class Store(Protocol):
 
     # Saving
 
-    def save(self, request: Request, encoded: Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
+    def save(self, request: Request, encoded: Encoded | PartedTree | IncomingState, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         ...
 

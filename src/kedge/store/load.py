@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from kedge import codec
-from kedge.chunks import Entry, Reader, Staged, StoredStream, Target, allocate
+from kedge.chunks import Entry, Reader, RecallingSource, Staged, StoredStream, Target, Writer, allocate
 from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint
 from kedge.ports import Selection
@@ -16,7 +16,7 @@ from kedge.ports import Selection
 from . import Store, Stored, knows
 from .manifest import WHOLE_TREE, Manifest, Span, parse_manifest, root_of
 from .rope import parts_of, read_parts, references
-from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
+from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, add_streams, entries_at, part_of, place
 
 _RECENT_CHUNKS = 4
 _RECALLED_STATES = 8  # how far back a source may search for what it stored before
@@ -34,7 +34,7 @@ class NamedReader(Reader, Protocol):
         ...
 
 
-class Loading(Store, Protocol):
+class ChunkedStore(Store, Protocol):
     """A store that loads this way. It has a reader and opens manifests."""
 
     reader: NamedReader
@@ -61,16 +61,12 @@ class Loading(Store, Protocol):
     def contents(self, packed: bytes) -> Iterator[bytes]:
         """Yield the digests of all chunks a manifest names, and of its own if it is spilled."""
         if (parts := parts_of(packed)) is not None:
-            yield from references(parts, self.read_nodes)
+            yield from references(parts, partial(self.reader.read_named, of="a checkpoint"))
             return
         root = root_of(packed)
         if root is not None:
             yield from (e.digest for e in root[1] if not e.is_zero)
         yield from self.parse(packed, of="a checkpoint").digests()
-
-    def read_nodes(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Return chunks of digests (`rope`)."""
-        return self.reader.read_named(digests, of="a checkpoint")
 
     def read_chunks(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Return chunks by digest, verified (I2)."""
@@ -202,7 +198,14 @@ class Loading(Store, Protocol):
         reader = LateReader(self.reader, partial(knows, self.catalogue))
         return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
 
-    def earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
+    def add_streams(self, writer: Writer, job: str, encoded: codec.Encoded) -> Manifest:
+        """Add a state's streams; sources that compare themselves with the job's earlier states see these."""
+        for buffer in encoded.buffers:
+            if isinstance(buffer, RecallingSource):
+                buffer.recall(self._earlier_states(job))
+        return add_streams(writer, encoded)
+
+    def _earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
         """Yield outlines of the job's newest checkpoints, each with a function that opens its lazy buffers."""
         for checkpoint in reversed(self.catalogue.list(job, Selection(limit=_RECALLED_STATES))):
             try:

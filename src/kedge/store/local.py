@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Unpack
 from kedge import codec
 from kedge.blobs.shelter import Turns, give_up_if_abandoned, guarded
 from kedge.blobs.workers import Workers
-from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Entry, RecallingSource, Target, cut_by_content
+from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Entry, Target, cut_by_content
 from kedge.codec.decoder import load as decode
 from kedge.errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
 from kedge.model import Checkpoint, CheckpointId, new_checkpoint_id, now_us, to_datetime
@@ -40,13 +40,13 @@ from .backlog import Backlog
 from .chunk_cache import KnownChunks, RecentStreams
 from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter, settled
-from .load import Loading
+from .load import ChunkedStore
 from .manifest import SPILL_OVER_BYTES, WHOLE_TREE, Manifest, pack_manifest, pack_root, pack_tree
 from .record import Draft, PackRecord, pack_record
 from .request import Request
 from .rope import PartedTree, write_parts
-from .streams import TREE_CHUNK_BYTES, add_streams, size_of
-from .transfer import Received
+from .streams import TREE_CHUNK_BYTES, size_of
+from .transfer import IncomingState
 
 if TYPE_CHECKING:
     from kedge.crypto import DataKey, Vault
@@ -57,7 +57,7 @@ _UNASKED_BYTES = 32 * 1024  # of a tree in parts: sending that again takes no lo
 _REPEATED = (StorageError, ChunksGone, IdTaken, KeysChanged)  # failures of a first commit that are retried
 
 
-class LocalStore(Loading):
+class LocalStore(ChunkedStore):
     """An index, blobs, and the order in which they are written. Thread-safe; survives fork.
 
     With a vault, the index seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
@@ -103,7 +103,7 @@ class LocalStore(Loading):
 
     # Saving
 
-    def save(self, request: Request, encoded: codec.Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
+    def save(self, request: Request, encoded: codec.Encoded | PartedTree | IncomingState, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         if isinstance(encoded, codec.Encoded) and _is_small(encoded):
             return self.turns.run(self._save_small, request, encoded, actor)
@@ -124,12 +124,7 @@ class LocalStore(Loading):
         request, encoded, actor = save
         if isinstance(failure, NoSpace | ReadOnly):
             raise failure
-        if isinstance(failure, StorageError):
-            return self._save(request, encoded, record.id, record.created_us, actor, has_failed=True)
-        return self.save_alone(request, encoded, actor)
-
-    def save_alone(self, request: Request, encoded: codec.Encoded | PartedTree | Received, actor: str) -> Checkpoint:
-        return self._save(request, encoded, *self.identity(request), actor)
+        return self.save_alone(request, encoded, actor, record if isinstance(failure, StorageError) else None)
 
     def note(self) -> None:
         """Note that the index has a save which no pack has."""
@@ -169,16 +164,16 @@ class LocalStore(Loading):
             return error
         return outcome
 
-    def _save(
+    def save_alone(
         self,
         request: Request,
-        encoded: codec.Encoded | PartedTree | Received,
-        checkpoint_id: CheckpointId,
-        created_us: int,
+        encoded: codec.Encoded | PartedTree | IncomingState,
         actor: str,
-        *,
-        has_failed: bool = False,
+        failed: NewCheckpoint | None = None,
     ) -> Checkpoint:
+        """Save by a commit of its own, again and again as far as that helps. `failed` may have been committed."""
+        checkpoint_id, created_us = (failed.id, failed.created_us) if failed else self.identity(request)
+        has_failed = failed is not None
         distrusted: frozenset[bytes] = frozenset()
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -232,7 +227,7 @@ class LocalStore(Loading):
     def _save_once(
         self,
         request: Request,
-        encoded: codec.Encoded | PartedTree | Received,
+        encoded: codec.Encoded | PartedTree | IncomingState,
         checkpoint_id: CheckpointId,
         created_us: int,
         distrusted: frozenset[bytes],
@@ -241,7 +236,7 @@ class LocalStore(Loading):
         if isinstance(encoded, codec.Encoded) and _is_small(encoded):
             record = _small_record(request, encoded, checkpoint_id, created_us)
             return self.index.commit((record,), actor=actor)[0]
-        if isinstance(encoded, Received):
+        if isinstance(encoded, IncomingState):
             return encoded.commit(request, checkpoint_id, created_us, distrusted, actor)
         if isinstance(encoded, PartedTree):
             return self._save_parts(request, encoded, checkpoint_id, created_us, distrusted, actor)
@@ -321,10 +316,7 @@ class LocalStore(Loading):
         return pack_record(PackRecord(self.index.namespace, saves, placed), wrap)
 
     def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
-        for buffer in encoded.buffers:
-            if isinstance(buffer, RecallingSource):
-                buffer.recall(self.earlier_states(job))
-        manifest = add_streams(writer, encoded)
+        manifest = self.add_streams(writer, job, encoded)
         writer.drain()
         packed = pack_manifest(manifest)
         if len(packed) > SPILL_OVER_BYTES:

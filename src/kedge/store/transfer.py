@@ -56,7 +56,7 @@ class Outline:
     size_bytes: int
 
 
-class Received:
+class IncomingState:
     """A state being received. Add chunks, `describe` them by a manifest, save once; or abort. One thread at a time."""
 
     def __init__(self, store: LocalStore, distrusted: Collection[bytes] = (), *, size_hint: int = 0) -> None:
@@ -201,7 +201,7 @@ class Received:
         record = request.record(request.checkpoint_id, request.created_us, self._size_bytes, self._packed, content=b"")
         record = replace(record, **fields)
         try:
-            if not self._is_empty():
+            if self._sizes or self._relied:  # else there are no chunks: the state is in its row
                 return self.commit_record(record, (), actor)
             (checkpoint,) = self._store.index.commit((record,), actor=actor)
             self._store.note()
@@ -214,10 +214,6 @@ class Received:
             raise SendAgain from None
         except IdTaken:
             return taken(self._store, record)
-
-    def _is_empty(self) -> bool:
-        """Return whether there are no chunks, so that the state is in its row."""
-        return not self._sizes and not self._relied
 
     def commit_record(self, record: NewCheckpoint, distrusted: Collection[bytes], actor: str) -> Checkpoint:
         """The same for a record that was made elsewhere."""
