@@ -10,8 +10,9 @@ may submit work itself: a thread that takes work while no other is idle starts t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
@@ -112,6 +113,24 @@ class Workers(Executor):
         self._threads.discard(thread)
         self._idle -= 1
         self._count -= 1
+
+
+@contextmanager
+def repeating(work: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
+    """Call `work`, which must not raise, every so many seconds in a thread of its own while the block runs."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(every_s):
+            work()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def start(thread: threading.Thread) -> None:

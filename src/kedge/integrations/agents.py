@@ -18,7 +18,7 @@ _MOST_WAITING = 16  # writes of a cancelled run, one behind the other; a run tha
 _STEPS = 16  # of the event loop, from the end of a write to the call of the one that waits for it
 
 
-class Opened:
+class StoreOwner:
     """`store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close."""
 
     def __init__(self, store: str | os.PathLike[str] | CheckpointManager | None = None) -> None:
@@ -71,7 +71,7 @@ def in_thread(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[
     return run
 
 
-class Writing:
+class JobWrites:
     """Writes of coroutines that are under way, by job: who reads a job next waits for them.
 
     A caller that is cancelled twice, as anyio does it, is gone before the write it began has ended. And one write may

@@ -10,7 +10,7 @@ from typing import Any
 from kedge.errors import IdempotencyConflict
 from kedge.model import parse_name
 
-from .agents import Opened
+from .agents import StoreOwner
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _ESCAPE = re.compile(r"\+([0-9A-F]{2})")
@@ -35,7 +35,7 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text).encode("latin-1").decode()
 
 
-class Threads(Opened):
+class Threads(StoreOwner):
     """Threads in a store. Several processes may change the same one at the same time: each change is made to what the
     one before it left, and none is lost."""
 

@@ -58,7 +58,7 @@ from .repertoire import Repertoire
 from .retry import Retry
 from .run import Run
 from .schedules import fire
-from .session_start import Taking, first_lease
+from .session_start import Takeover, first_lease
 from .signals import Paused
 
 IDLE_S = 1.0
@@ -349,15 +349,15 @@ class Worker:
         tags = {"state": RUNNING, "takeovers": str(current.takeovers)}
         seen = {name: value for name, value in stored[0].tags.items() if name in tags}
         hold, lease = partial(self._leases.hold, entry.key), first_lease(entry.key, self._lease_s)
-        taking = Taking(lease, lambda take: held.enter_context(hold(take)), Mark(stored[0].id, seen, tags))
+        taking = Takeover(lease, lambda take: held.enter_context(hold(take)), Mark(stored[0].id, seen, tags))
         try:
             self._run(job, current, stored, taking)
         except Unmet:
             return self._candidates.leave_if_taken(entry)
         return True
 
-    def _run(self, job: str, entry: Entry, stored: Stored, right: Lease | Taking) -> None:
-        lease, taking = (None, right) if isinstance(right, Taking) else (right, None)
+    def _run(self, job: str, entry: Entry, stored: Stored, right: Lease | Takeover) -> None:
+        lease, taking = (None, right) if isinstance(right, Takeover) else (right, None)
         pipeline = self._pipelines[entry.pipeline]
         call = self._store.load_stored(stored)
         run = Run(
@@ -377,7 +377,7 @@ class Worker:
         if entry.group:
             self._finish(job, entry)
         else:  # it ended with the run, and so did the lease
-            self._leases.forget(right.lease if isinstance(right, Taking) else right)
+            self._leases.forget(right.lease if isinstance(right, Takeover) else right)
         self._tell(entry.key, "is completed")
 
     def _after_error(self, job: str, entry: Entry, call: object, error: BaseException) -> None:

@@ -171,12 +171,9 @@ class Pipeline(Generic[P, R_co]):
         return f"{base}-{digest_of(given, f'pipeline {self.name}').hex()[:12]}" if given else base
 
 
-def _is_pipeline(value: object) -> bool:
-    return isinstance(value, Pipeline)
-
-
 def parse_pipeline(value: Pipeline[P, R]) -> Pipeline[P, R]:
-    if not _is_pipeline(value):
+    given: object = value  # whatever its annotation says
+    if not isinstance(given, Pipeline):
         name = getattr(value, "__name__", repr(value))
         raise Validation(f"{name:.100} is not a pipeline", hint="decorate the function with @kedge.pipeline")
     return value

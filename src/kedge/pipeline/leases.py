@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
+from kedge.blobs.workers import repeating
 from kedge.manager import CheckpointManager
 from kedge.model import Lease
 from kedge.store.lease import default_holder
@@ -43,27 +44,18 @@ class Leases:
         with self._lock:
             return self._held.pop(lease, None) is not None
 
-    @contextmanager
-    def renewed(self) -> Iterator[None]:
+    def renewed(self) -> AbstractContextManager[None]:
         """While the block runs, leases are renewed. What that fails with is told by the next write with the lease."""
-        stop = threading.Event()
-        thread = threading.Thread(target=self._renew, args=(stop,), name="kedge-leases", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+        return repeating(self._renew, self._ttl_s / 6, "kedge-leases")
 
-    def _renew(self, stop: threading.Event) -> None:
-        while not stop.wait(self._ttl_s / 6):
-            due = time.monotonic() - self._ttl_s / 3
-            with self._lock:
-                leases = [lease for lease, at in self._held.items() if at <= due]
-            for lease in leases:
-                renewed_at = time.monotonic()
-                with suppress(Exception):  # somebody took it over; or the store cannot be reached just now, or refuses
-                    self._store.renew_lease(lease)
-                    with self._lock:
-                        if lease in self._held:
-                            self._held[lease] = renewed_at
+    def _renew(self) -> None:
+        due = time.monotonic() - self._ttl_s / 3
+        with self._lock:
+            leases = [lease for lease, at in self._held.items() if at <= due]
+        for lease in leases:
+            renewed_at = time.monotonic()
+            with suppress(Exception):  # somebody took it over; or the store cannot be reached just now, or refuses
+                self._store.renew_lease(lease)
+                with self._lock:
+                    if lease in self._held:
+                        self._held[lease] = renewed_at

@@ -267,13 +267,15 @@ class Handle(Generic[R_co]):
 
     def result(self, timeout_s: float | None = None) -> R_co:
         """What the pipeline returned, or raise what it failed with for good; waits for it, for `timeout_s` at most."""
-        wait = self._wait(timeout_s)
-        while True:
-            try:
-                time.sleep(next(wait))
-            except StopIteration as end:
-                result: R_co = end.value
-                return result
+        until = None if timeout_s is None else time.monotonic() + parse_seconds("timeout_s", timeout_s)
+        self.resume()
+        while (outcome := self.outcome()) is None:
+            if until is not None and time.monotonic() >= until:
+                raise StepTimeout(
+                    f"run {self.key} has not ended within {timeout_s:g} s", hint="it goes on; ask again later"
+                )
+            time.sleep(LOOK_EVERY_S)
+        return outcome[0]
 
     def __await__(self) -> Generator[object, None, R_co]:
         return self._wait_async().__await__()
@@ -284,17 +286,6 @@ class Handle(Generic[R_co]):
         await to_thread(self.resume)
         while (outcome := await to_thread(self.outcome)) is None:
             await sleep(LOOK_EVERY_S)
-        return outcome[0]
-
-    def _wait(self, timeout_s: float | None) -> Generator[float, None, R_co]:
-        until = None if timeout_s is None else time.monotonic() + parse_seconds("timeout_s", timeout_s)
-        self.resume()
-        while (outcome := self.outcome()) is None:
-            if until is not None and time.monotonic() >= until:
-                raise StepTimeout(
-                    f"run {self.key} has not ended within {timeout_s:g} s", hint="it goes on; ask again later"
-                )
-            yield LOOK_EVERY_S
         return outcome[0]
 
     def resume(self) -> None:

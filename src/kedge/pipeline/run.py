@@ -29,7 +29,7 @@ from .owner import this_command
 from .place import Place, place_in
 from .retry import Retry, parse_timeout
 from .session import Session, not_entered
-from .session_start import Beginning, Taking
+from .session_start import SessionStart, Takeover
 from .signals import Paused
 from .step import UNSET, Call, Steps, is_coroutine_function, parse_options, parse_version
 from .streams import stream_tags
@@ -72,7 +72,7 @@ class Run(WaitingRun):
         progress: bool | None = None,
         timeout_s: float | None = None,
         lease: Lease | None = None,
-        taking: Taking | None = None,
+        taking: Takeover | None = None,
         queue: str = "",
         origin: Mapping[str, object] | None = None,
         parent: Run | None = None,
@@ -147,7 +147,7 @@ class Run(WaitingRun):
                 parent="" if self._parent is None else self._parent.key,
                 then=None if self._held or self._taking else Then(releases_lease=True),
             )
-            beginning = Beginning(store, self.key, self._ttl_s, make, self._origin, self._wants_signals)
+            beginning = SessionStart(store, self.key, self._ttl_s, make, self._origin, self._wants_signals)
             session = beginning.enter(stack, self._held, self._taking)
             stack.enter_context(run_span(session, self._origin))
             stack.enter_context(Place(self).entered())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, LeaseLost, StepTimeout, StorageError
 from kedge.manager import CheckpointManager
-from kedge.model import INBOX_SUFFIX, Checkpoint, CheckpointLevel, Lease, RunStatus
+from kedge.model import INBOX_SUFFIX, Checkpoint, CheckpointLevel, Lease, RunStatus, number_of
 from kedge.ports import Mark, Provided, Then
 from kedge.store.lease import boot_clock_s
 from kedge.store.request import Request
@@ -123,8 +123,8 @@ class Session:
         if last.get("has_choice") is True:
             state = self.store.load(newest.id)
             self.chosen_items = {path: set(keys) for path, keys in state["chosen_items"].items()}
-        self._inbox.seen = _number(last.get("inbox"))
-        self.number = _number(last.get("session")) + 1
+        self._inbox.seen = number_of(last.get("inbox"))
+        self.number = number_of(last.get("session")) + 1
         if isinstance(began_at := last.get("began_at"), float):
             self.began_at = began_at
         return newest
@@ -396,7 +396,3 @@ class Session:
 
 def not_entered(key: str) -> Conflict:
     return Conflict(f"run {key} is not entered", hint="use it in a with block")
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0

@@ -17,6 +17,8 @@ from .owner import held_by_another, take_lease
 from .session import Session
 from .watch import watch_here
 
+LOOK_EVERY_S = 1.0  # whether a run is to be ended
+
 
 def first_lease(key: str, ttl_s: float) -> Lease:
     """The first one of a run, for this process."""
@@ -28,7 +30,7 @@ class MakeSession(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class Takeover:
     """How a worker takes a run that nobody has begun: who holds the lease that is taken, and which entry is marked."""
 
     lease: Lease
@@ -37,7 +39,7 @@ class Taking:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class SessionStart:
     """A session that is to begin."""
 
     store: CheckpointManager
@@ -47,7 +49,7 @@ class Beginning:
     origin: Mapping[str, object]
     has_signals: bool
 
-    def enter(self, stack: ExitStack, held: Lease | None, taking: Taking | None) -> Session:
+    def enter(self, stack: ExitStack, held: Lease | None, taking: Takeover | None) -> Session:
         """The session, whose beginning is durable. `held`: the lease, if the caller has it; with `taking`, Unmet if
         somebody has begun the run, or has the entry."""
         if held is None:
@@ -65,7 +67,7 @@ class Beginning:
         session.record(RunStatus.RUNNING, origin=self.origin)
         return session
 
-    def _begin_run(self, stack: ExitStack, taking: Taking | None) -> Session:
+    def _begin_run(self, stack: ExitStack, taking: Takeover | None) -> Session:
         """Lease and first record in one commit; Unmet if the run exists."""
         check_ttl(self.ttl_s)
         lease = first_lease(self.key, self.ttl_s) if taking is None else taking.lease
@@ -92,9 +94,7 @@ class Beginning:
     def _guard(self, stack: ExitStack, session: Session) -> None:
         """What ends with the session, and from here on reaches into its steps."""
         stack.callback(session.isolation.close)
-        watch = watch_here()  # another one, where several threads make the first
-        watch.add(session)
-        stack.callback(watch.remove, session)
+        stack.enter_context(watch_here(LOOK_EVERY_S, "kedge-watch").calling(session.look))
         if self.has_signals:
             session.signals.install()
         stack.callback(session.signals.restore)

@@ -1,7 +1,7 @@
-"""How a cancellation, and the time limit of a run, reach steps that are under way.
+"""What one thread of this process looks at again and again, such as runs: whether they are to be ended.
 
-One thread for all runs of this process looks once a second. Between steps a run learns of it by itself
-(`Session.pause_point`).
+How a cancellation, and the time limit of a run, reach steps that are under way; and results of a map that wait behind a
+slow item. Between steps a run learns of its end by itself (`Session.pause_point`).
 """
 
 from __future__ import annotations
@@ -9,49 +9,48 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .session import Session
-
-LOOK_EVERY_S = 1.0
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 
 class Watch:
-    """The runs at work in this process."""
+    """Calls that one thread makes every so often, while there are any."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: float, name: str) -> None:
         self.process = os.getpid()
-        self._sessions: set[Session] = set()
+        self._every_s = every_s
+        self._looks: set[Callable[[], None]] = set()
         self._has_some = threading.Event()
-        threading.Thread(target=self._serve, name="kedge-watch", daemon=True).start()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
 
-    def add(self, session: Session) -> None:
-        self._sessions.add(session)
+    @contextmanager
+    def calling(self, look: Callable[[], None]) -> Iterator[None]:
+        """Call `look` while the block runs; what it raises is ignored."""
+        self._looks.add(look)
         self._has_some.set()
-
-    def remove(self, session: Session) -> None:
-        self._sessions.discard(session)
+        try:
+            yield
+        finally:
+            self._looks.discard(look)
 
     def _serve(self) -> None:
         while True:
             self._has_some.wait()
-            time.sleep(LOOK_EVERY_S)
-            for session in list(self._sessions):
-                with suppress(Exception):  # a store that is away, for one: the run meets that, the others are watched
-                    session.look()
+            time.sleep(self._every_s)
+            for look in list(self._looks):
+                with suppress(Exception):  # a store that is away, for one: others meet that, and the rest is watched
+                    look()
             self._has_some.clear()
-            if self._sessions:
+            if self._looks:
                 self._has_some.set()
 
 
-_watch: Watch | None = None
+_watches: dict[str, Watch] = {}
 
 
-def watch_here() -> Watch:
+def watch_here(every_s: float, name: str) -> Watch:
     """That of this process: a fork has none of its parent's threads."""
-    global _watch
-    if _watch is None or _watch.process != os.getpid():
-        _watch = Watch()
-    return _watch
+    watch = _watches.get(name)
+    if watch is None or watch.process != os.getpid():
+        watch = _watches[name] = Watch(every_s, name)  # another one, where several threads make the first
+    return watch

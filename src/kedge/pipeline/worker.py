@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +30,7 @@ from .keys import Path, show
 from .place import Carried, attempted
 from .retry import Retry
 from .telemetry import item_span
+from .watch import watch_here
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -118,7 +119,7 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     outcome = Outcome()
     batch = Batch(store, spec, outcome)
     try:
-        with _working_for(spec.carried, is_elsewhere=run is None), _flusher_here().watching(batch):
+        with _working_for(spec.carried, is_elsewhere=run is None), _flushing(batch):
             for item in items:
                 failure = _work_on(spec, item, run, batch)
                 if failure is not None:
@@ -293,44 +294,9 @@ class Batch:
         self._since = time.monotonic()
 
 
-class Flusher:
-    """A thread that makes durable what waits behind slow items, in all batches of this process."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self._batches: set[Batch] = set()
-        self._has_some = threading.Event()
-        threading.Thread(target=self._serve, name="kedge-flush", daemon=True).start()
-
-    @contextmanager
-    def watching(self, batch: Batch) -> Iterator[None]:
-        self._batches.add(batch)
-        self._has_some.set()
-        try:
-            yield
-        finally:
-            self._batches.discard(batch)
-
-    def _serve(self) -> None:
-        while True:
-            self._has_some.wait()
-            time.sleep(WAIT_S / 2)
-            for batch in list(self._batches):
-                batch.flush_behind()
-            self._has_some.clear()
-            if self._batches:
-                self._has_some.set()
-
-
-_flusher: Flusher | None = None
-
-
-def _flusher_here() -> Flusher:
-    """That of this process: a fork has none of its parent's threads."""
-    global _flusher
-    if _flusher is None or _flusher.process != os.getpid():
-        _flusher = Flusher()
-    return _flusher
+def _flushing(batch: Batch) -> AbstractContextManager[None]:
+    """While the block runs, a thread makes durable what waits behind slow items."""
+    return watch_here(WAIT_S / 2, "kedge-flush").calling(batch.flush_behind)
 
 
 def save_items(

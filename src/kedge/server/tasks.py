@@ -12,10 +12,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from kedge.blobs.workers import repeating
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, NotFound
 from kedge.manager import CheckpointManager
 
@@ -140,8 +142,13 @@ class Tasks:
                 saved_at = time.monotonic()
                 self._save(task)
 
+        def beat() -> None:
+            """Say that the work still goes on, also while it reports nothing."""
+            with suppress(CheckpointError):  # the work itself will hear of it
+                self._save(task)
+
         try:
-            with _beating(lambda: self._save(task)):
+            with repeating(beat, _LEASE_S, "kedge-task-beat"):
                 task["result"] = work(store, report)
             task["status"] = "completed"
         except CheckpointError as error:
@@ -160,29 +167,6 @@ class Tasks:
             except CheckpointError as error:
                 _log.error("the end of task %s cannot be recorded: %s", task["id"], error)
             self._threads.discard(threading.current_thread())
-
-
-class _beating:  # noqa: N801 - reads as a verb where it is used
-    """Say now and then that the work still goes on, also while it reports nothing."""
-
-    def __init__(self, beat: Callable[[], None]) -> None:
-        self._beat = beat
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kedge-task-beat", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_LEASE_S):
-            try:
-                self._beat()
-            except CheckpointError:
-                continue  # the work itself will hear of it
 
 
 def _job(namespace: str, task_id: str) -> str:

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from .text import clip, size
@@ -89,22 +89,10 @@ def _make() -> Progress:
     )
 
 
-@contextmanager
-def watched(report: Report | None, look: Callable[[], tuple[int, int]]) -> Iterator[None]:
+def watched(report: Report | None, look: Callable[[], tuple[int, int]]) -> AbstractContextManager[None]:
     """Call `look()` for (done, total) from a thread while the block runs: for work without a callback."""
     if report is None:
-        yield
-        return
-    stop = threading.Event()
+        return nullcontext()
+    from kedge.blobs.workers import repeating  # start time
 
-    def ask() -> None:
-        while not stop.wait(_LOOK_EVERY_S):
-            report(*look())
-
-    thread = threading.Thread(target=ask, name="kedge-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    return repeating(lambda: report(*look()), _LOOK_EVERY_S, "kedge-progress")

@@ -34,7 +34,7 @@ from langgraph.store.base import (
 
 from kedge.blobs.shelter import together
 from kedge.errors import Conflict, NotFound, Validation
-from kedge.integrations.agents import Opened, in_thread
+from kedge.integrations.agents import StoreOwner, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, is_utf8
 
@@ -54,7 +54,7 @@ _PAGE = 64
 _SMALL_BYTES = 1 << 16
 
 
-class KedgeStore(Opened, BaseStore):
+class KedgeStore(StoreOwner, BaseStore):
     """`graph.compile(checkpointer=KedgeSaver(manager), store=KedgeStore(manager))`.
 
     `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. Items are searched by

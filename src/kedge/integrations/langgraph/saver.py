@@ -28,7 +28,7 @@ from kedge import codec
 from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, encode_fragment
 from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, UnsupportedType, Validation
-from kedge.integrations.agents import Opened, Writing, finished, in_thread
+from kedge.integrations.agents import JobWrites, StoreOwner, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
 from kedge.store import lease
@@ -46,7 +46,7 @@ _dice = random.SystemRandom()
 _FEW = 32  # checkpoints of a listing, which are remembered: it will be asked for again
 
 
-class KedgeSaver(Opened, BaseCheckpointSaver[int]):
+class KedgeSaver(StoreOwner, BaseCheckpointSaver[int]):
     """Threads in a store: `graph.compile(checkpointer=KedgeSaver("my-store"))`.
 
     `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. One object serves
@@ -67,7 +67,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         self._memory = Memory()
         self._reader = Reader(self.manager, self._memory, self._piece_bytes)
         self._recent = Recent(self.manager.catalogue)
-        self._writing = Writing()
+        self._writing = JobWrites()
         self._turns: dict[str, Lease] = {}
 
     @classmethod

@@ -13,10 +13,8 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -135,27 +133,15 @@ def test_a_record_that_is_no_message_disturbs_nobody(
                 run.signal("m")
 
 
-@dataclass(frozen=True)
-class Watched:
-    """In the place of a session."""
-
-    look: Callable[[], None]
-
-
-def test_the_watch_outlives_whatever_a_look_meets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kedge.pipeline.watch.LOOK_EVERY_S", 0.001)
-    looks, watch, sessions = list[int](), Watch(), list[Any]()
+def test_the_watch_outlives_whatever_a_look_meets() -> None:
+    looks, watch = list[int](), Watch(0.001, "test-watch")
 
     def look(number: int) -> None:
         looks.append(number)
         raise TypeError("a bug")
 
-    for number in range(2):
-        sessions.append(Watched(partial(look, number)))
-        watch.add(sessions[number])
-    wait_for(lambda: min(looks.count(0), looks.count(1)) > 1, "one of the runs is not watched")
-    for session in sessions:
-        watch.remove(session)
+    with watch.calling(partial(look, 0)), watch.calling(partial(look, 1)):
+        wait_for(lambda: min(looks.count(0), looks.count(1)) > 1, "one of the runs is not watched")
 
 
 LATER = kedge.Retry(times=1, delay_s=120, max_delay_s=120, jitter=0)
