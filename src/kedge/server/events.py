@@ -46,16 +46,13 @@ class Feed:
                 self._recent.clear()
                 self._looking = asyncio.create_task(self._look(number))
             async with asyncio.timeout(wait_s):
-                while not self._has(number):
+                while not self._recent or self._recent[-1].id <= number:
                     await self._news.wait()
         except TimeoutError:
             return []
         finally:
             self._listeners -= 1
         return [event for event in self._recent if event.id > number]
-
-    def _has(self, number: int) -> bool:
-        return bool(self._recent) and self._recent[-1].id > number
 
     async def _look(self, start: int) -> None:
         position = start

@@ -65,10 +65,6 @@ def _decision(message: Checkpoint, state: Any) -> Decided:
 
 
 def as_json(value: object) -> str:
-    return _as_json(value)[:_LONG]
-
-
-def _as_json(value: object) -> str:
     """On one line if that is short."""
     line = json.dumps(value, ensure_ascii=False, default=str)
-    return line if len(line) <= 100 else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return line if len(line) <= 100 else json.dumps(value, indent=2, ensure_ascii=False, default=str)[:_LONG]

@@ -70,7 +70,7 @@ async def compare(
             "old": old,
             "new": new,
             "diff": diff,
-            "changes": shown_changes(wanted[start : start + _CHANGES]),
+            "changes": list(map(_shown, wanted[start : start + _CHANGES])),
             "start": start,
             "count": len(wanted) if only else len(wanted) + diff.left_out,
             "unsearched": diff.left_out if only else 0,
@@ -148,10 +148,6 @@ class ShownChange:
     has_old_picture: bool = False
     has_new_picture: bool = False
     has_difference: bool = False
-
-
-def shown_changes(changes: Iterable[Change]) -> list[ShownChange]:
-    return [_shown(change) for change in changes]
 
 
 def _shown(change: Change) -> ShownChange:

@@ -16,6 +16,13 @@ from .spending import Spending
 from .states import Outlines
 
 
+class NamespaceMemory:
+    def __init__(self) -> None:
+        self.growth = Growth()
+        self.spending = Spending()
+        self.roster = Roster()
+
+
 class PageMemory:
     """Thread-safe; one for an application."""
 
@@ -23,26 +30,16 @@ class PageMemory:
         self.outlines = Outlines()
         self.runs = RunMemory()
         self.previews = Previews()
-        self._growth: dict[str, Growth] = {}  # by namespace
-        self._spending: dict[str, Spending] = {}
-        self._rosters: dict[str, Roster] = {}
+        self._namespaces: dict[str, NamespaceMemory] = {}
         self._lock = Lock()
 
-    def growth(self, namespace: str) -> Growth:
+    def of(self, namespace: str) -> NamespaceMemory:
         with self._lock:
-            return self._growth.setdefault(namespace, Growth())
-
-    def spending(self, namespace: str) -> Spending:
-        with self._lock:
-            return self._spending.setdefault(namespace, Spending())
-
-    def roster(self, namespace: str) -> Roster:
-        with self._lock:
-            return self._rosters.setdefault(namespace, Roster())
+            return self._namespaces.setdefault(namespace, NamespaceMemory())
 
     def pending_count(self, access: Access) -> int:
         """How many approvals wait, for the menu."""
-        return len(self.roster(access.namespace).look(access.store).approvals)
+        return len(self.of(access.namespace).roster.look(access.store).approvals)
 
 
 def memory_of(request: Request) -> PageMemory:

@@ -23,6 +23,6 @@ async def models(
     """What LLM calls cost: spent and saved, never mixed."""
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        return {**memory_of(request).spending(access.namespace).look(store, span), "dollars": dollars}
+        return {**memory_of(request).of(access.namespace).spending.look(store, span), "dollars": dollars}
 
     return await answer(request, access, "models.html", facts)

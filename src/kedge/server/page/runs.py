@@ -74,7 +74,7 @@ async def runs(
     moment, _, last = before.partition(":")
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        roll = memory_of(request).roster(access.namespace).look(store)
+        roll = memory_of(request).of(access.namespace).roster.look(store)
         entries = [entry for entry in roll.entries if entry.job.startswith(prefix)]
         if before:
             entries = [entry for entry in entries if entry.place < (to_datetime(int(moment)), last)]
@@ -383,7 +383,7 @@ def _execution_step(step: Mapping[str, object]) -> dict[str, object]:
 @router.get("/approvals")
 async def approvals(request: Request, access: Reader) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        roll = memory_of(request).roster(access.namespace).look(store)
+        roll = memory_of(request).of(access.namespace).roster.look(store)
         pending = roll.approvals
         left_out = max(0, len(pending) - _APPROVALS)
         return {"asks": asked(store, pending[:_APPROVALS]), "left_out": left_out, "roll": roll}

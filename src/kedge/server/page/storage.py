@@ -42,7 +42,7 @@ async def storage(
     def facts(store: CheckpointManager) -> dict[str, Any]:
         numbers = store.stats()
         jobs = store.jobs(limit=MOST_JOBS)
-        grown = memory_of(request).growth(access.namespace).look(store, jobs, span)
+        grown = memory_of(request).of(access.namespace).growth.look(store, jobs, span)
         coloured = [name for name, count in grown.added.most_common(_COLOURS) if count]
         return {
             "numbers": _numbers(numbers, _on_disk(store)),

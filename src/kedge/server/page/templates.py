@@ -162,7 +162,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "may_admin": access is not None and access.caller.scope.includes(Scope.ADMIN),
         "has_runner": access is not None and access.service.runner is not None,
         "pending": memory_of(request).pending_count(access) if access and is_whole and "roll" not in facts else 0,
-        "notice": _notice(request) if is_whole else "",
+        "notice": unquote(request.cookies.get(NOTICE, ""))[:400] if is_whole else "",
         "seen": 0,  # the newest event that the page shows
     }
     if "roll" in facts:
@@ -213,10 +213,6 @@ def _section(path: str) -> str:
     """The entry of the menu that a page belongs to."""
     first = "/" + path.strip("/").partition("/")[0]
     return _SECTIONS.get(first, first)
-
-
-def _notice(request: Request) -> str:
-    return unquote(request.cookies.get(NOTICE, ""))[:400]
 
 
 def prepare() -> None:

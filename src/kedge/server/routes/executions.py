@@ -34,17 +34,14 @@ async def list_executions(
 ) -> object:
     """Executions by ID."""
 
-    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
-        def look(name: str) -> Iterator[dict[str, Any]]:
-            if _is_execution(store, name):
-                status = Workflows(store).get_execution_status(name)
-                if state is None or status["state"] == state:
-                    yield status
+    def look(store: CheckpointManager, name: str) -> Iterator[object]:
+        newest = store.list(name, limit=1)
+        if newest and newest[0].metadata.get("kind") == "execution":
+            status = Workflows(store).get_execution_status(name)
+            if state is None or status["state"] == state:
+                yield status
 
-        return page_of(store, "exec_", cursor, limit, look)
-
-    executions, following = await access.ask(find)
-    return JsonAnswer({"executions": executions, "next_cursor": following})
+    return await page_of(access, "executions", "exec_", cursor, limit, look)
 
 
 @router.get("/executions/{execution_id}", response_model=run_schemas.ExecutionDetail)
@@ -105,12 +102,7 @@ async def end_execution(
 @router.get("/approvals", response_model=run_schemas.ApprovalPage, tags=["approvals"])
 async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> object:
     """What waits for somebody's decision."""
-
-    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
-        return page_of(store, prefix, cursor, limit, lambda name: _pending(store, name))
-
-    approvals, following = await access.ask(find)
-    return JsonAnswer({"approvals": approvals, "next_cursor": following})
+    return await page_of(access, "approvals", prefix, cursor, limit, _pending)
 
 
 @router.post("/approvals", response_model=run_schemas.Decision, tags=["approvals"])
@@ -131,11 +123,6 @@ def _pending(store: CheckpointManager, name: str) -> Iterator[dict[str, Any]]:
             "asked_at": approval.asked_at.isoformat() if approval.asked_at else "",
             "expires_at": approval.expires_at.isoformat() if approval.expires_at else None,
         }
-
-
-def _is_execution(store: CheckpointManager, name: str) -> bool:
-    newest = store.list(name, limit=1)
-    return bool(newest) and newest[0].metadata.get("kind") == "execution"
 
 
 async def _change(access: Access, change: Callable[[Workflows], object]) -> object:

@@ -30,7 +30,7 @@ async def llm_stats(
 
     def add_up(store: CheckpointManager) -> dict[str, object]:
         bills = totals(store, run=run, by=fields)
-        record = next((job for job in store.jobs(JOB, 1) if job.name == JOB), None)
+        record = store.catalogue.job(JOB)
         groups = [{"key": dict(zip(fields, key, strict=True)), "bill": bill.to_json()} for key, bill in bills.items()]
         return {
             "answers": record.checkpoints if record else 0,

@@ -144,7 +144,7 @@ async def clean_up(access: Writes, wish: CleanupRequest) -> object:
     def clean(store: CheckpointManager) -> tuple[int, int]:
         name = _job(wish.job_id)
         deleted = store.cleanup(name, wish.keep_last)
-        job = next((job for job in store.jobs(name, 1) if job.name == name), None)
+        job = store.catalogue.job(name)
         return deleted, job.checkpoints if job else 0
 
     deleted, remaining = await access.ask(clean)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
@@ -15,7 +15,7 @@ from kedge.pipeline.history import explain, find_run, logs_of, run_of
 from kedge.pipeline.inbox import send
 from kedge.pipeline.keys import show
 from kedge.server import run_schemas, schemas
-from kedge.server.auth import Reads, Writes
+from kedge.server.auth import Access, Reads, Writes
 from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
@@ -25,22 +25,25 @@ from .jobs import NameCursor, PageSize, Prefix
 
 router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS, route_class=GatedRoute)
 
-T = TypeVar("T")
+Look = Callable[[CheckpointManager, str], Iterable[object]]
 
 LOOKED_AT = 500  # jobs one request looks at, however few of them are runs (I6)
 
 
-def page_of(
-    store: CheckpointManager, prefix: str, after: str | None, limit: int, look: Callable[[str], Iterator[T]]
-) -> tuple[list[T], str | None]:
+async def page_of(access: Access, title: str, prefix: str, after: str | None, limit: int, look: Look) -> JsonAnswer:
     """What `look` finds in jobs by name, at least `limit` if there are so many, and where to go on."""
-    entries: list[T] = []
-    jobs = store.jobs(prefix, LOOKED_AT, after)
-    for job in jobs:
-        entries += look(job.name)
-        if len(entries) >= limit:
-            return entries, job.name if job is not jobs[-1] or len(jobs) == LOOKED_AT else None
-    return entries, jobs[-1].name if len(jobs) == LOOKED_AT else None
+
+    def find(store: CheckpointManager) -> tuple[list[object], str | None]:
+        entries: list[object] = []
+        jobs = store.jobs(prefix, LOOKED_AT, after)
+        for job in jobs:
+            entries += look(store, job.name)
+            if len(entries) >= limit:
+                return entries, job.name if job is not jobs[-1] or len(jobs) == LOOKED_AT else None
+        return entries, jobs[-1].name if len(jobs) == LOOKED_AT else None
+
+    entries, following = await access.ask(find)
+    return JsonAnswer({title: entries, "next_cursor": following})
 
 
 @router.get("/runs", response_model=run_schemas.RunPage)
@@ -55,16 +58,12 @@ async def list_runs(
 ) -> object:
     """Runs by key."""
 
-    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
-        def look(key: str) -> Iterator[dict[str, object]]:
-            run = run_of(store, key)
-            if run is not None and (status is None or run.status == status):
-                yield run.to_json()
+    def look(store: CheckpointManager, key: str) -> Iterator[object]:
+        run = run_of(store, key)
+        if run is not None and (status is None or run.status == status):
+            yield run.to_json()
 
-        return page_of(store, prefix, cursor, limit, look)
-
-    runs, following = await access.ask(find)
-    return JsonAnswer({"runs": runs, "next_cursor": following})
+    return await page_of(access, "runs", prefix, cursor, limit, look)
 
 
 @router.get("/runs/{key}", response_model=run_schemas.RunDetail)
