@@ -72,7 +72,7 @@ def test_a_thread_is_copied(store: CheckpointManager, method: str, gone: str) ->
     """A checkpoint is deleted when it was read, or the copy of its parent when that was just seen."""
     library("langgraph")
     from kedge.integrations.langgraph import KedgeSaver, names
-    from tests.unit.integrations.test_langgraph import CONFIG, loaded, put
+    from tests.unit.integrations.langgraph.test_saver import CONFIG, loaded, put
 
     copy: Any = {"configurable": {"thread_id": "copy", "checkpoint_ns": ""}}
     with KedgeSaver(store) as saver:

@@ -55,7 +55,7 @@ RUN_HERE = {
 }
 # Documents whose code is run by a test with the server or the library that it needs.
 RUN_ELSEWHERE = {
-    "docs/agents.md": "tests/unit/integrations/test_langgraph.py",
+    "docs/agents.md": "tests/unit/integrations/langgraph/test_saver.py",
     "docs/coming-from.md": "tests/legacy/test_names.py",
     "docs/container-archives.md": "tests/unit/containers/archive/test_archives.py",
     "docs/service.md": "tests/server/test_client.py",

@@ -1,4 +1,4 @@
-"""A real GPU, where there is one (CI has none): what test_tensors shows with main memory in its part."""
+"""A real GPU, where there is one (CI has none): what test_torch_types shows with main memory in its part."""
 
 from __future__ import annotations
 

@@ -393,7 +393,7 @@ def test_a_long_conversation_stays_small(tmp_path: Path) -> None:
 
 
 def test_the_document_runs_as_it_stands(tmp_path: Path) -> None:
-    document = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+    document = (Path(__file__).parents[4] / "docs" / "agents.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
     (tmp_path / "agents.py").write_text("\n".join(blocks))
     subprocess.run([sys.executable, "agents.py"], check=True, cwd=tmp_path, timeout=100)
