@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-_FENCE = "```"
+_FENCE = re.compile(r"\s*```[^`]*")  # what follows in the line names a language, if the block begins here
 _MARKED = re.compile(r"`([^`\n]+)`|\*\*(?=\S)([^*\n]+)(?<=\S)\*\*")
 _HEADING = re.compile(r"#{1,6} +(\S.*)")
 
@@ -29,8 +29,8 @@ def blocks(text: str) -> list[Block]:
     read: list[Block] = []
     lines: list[str] = []
     is_code = False
-    for line in [*text.split("\n"), _FENCE]:
-        if not line.lstrip().startswith(_FENCE):
+    for line in [*text.split("\n"), "```"]:
+        if _FENCE.fullmatch(line) is None or (is_code and line.strip(" \t\r`")):
             lines.append(line)
             continue
         content = "\n".join(lines).strip("\n")
