@@ -236,10 +236,11 @@ def _find(manager: CheckpointManager, job: str, checkpoint_id: str) -> Checkpoin
 
 def copy_job(manager: CheckpointManager, job: str, target_thread: str) -> None:
     """Copy the job of one namespace to another thread, in order, writes included."""
-    namespace = ""
+    steps = manager.list(job, level=CheckpointLevel.STEP, limit=1)
+    if not steps:
+        return  # nothing but writes for checkpoints that are gone, or not yet there
+    target = names.Address(target_thread, address_of(steps[0]).namespace)
     for source in manager.walk(job):
-        namespace = address_of(source).namespace if source.level is CheckpointLevel.STEP else namespace
-        target = names.Address(target_thread, namespace)
         parent = None if source.parent is None else names.id_of(target.job, names.plain_id(source.parent))
         branch_listed(manager.store, source.id, parent, partial(_copy_to, target), actor=manager.actor)
 

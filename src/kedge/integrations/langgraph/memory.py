@@ -76,8 +76,9 @@ class Memory:
             return views.pop() if views else None
 
     def forget(self, job: str) -> None:
+        """Forget what was saved, parts of which have been deleted; runs still go on from where they have read."""
         with self._lock:
-            for known in (self._laid, self._trees, self._views):
+            for known in (self._laid, self._trees):
                 for key in [key for key in known if key[0] == job]:
                     del known[key]
 

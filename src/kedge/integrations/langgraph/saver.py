@@ -202,12 +202,12 @@ class KedgeSaver(StoreOwner, BaseCheckpointSaver[int]):
             # Encoded as one, what cannot be saved is named by its place in the whole.
             laid, state = None, codec.encode({keys[0]: head, keys[1]: values}, by_name=True)
         try:
-            return self.manager.commit(request, state), laid
+            saved = self.manager.commit(request, state)
         except IdempotencyConflict as conflict:
-            raise Conflict(
-                f"thread {address.thread!r} was continued by another run since this one read it",
-                hint="let one run end before the next begins, or branch: give the checkpoint_id to continue from",
-            ) from conflict
+            raise _continued(address) from conflict
+        if request.checkpoint_id not in (None, saved.id):  # another run has saved the same: its turn is not this one's
+            raise _continued(address)
+        return saved, laid
 
     # Reading
 
@@ -313,27 +313,28 @@ class KedgeSaver(StoreOwner, BaseCheckpointSaver[int]):
                 self.delete_thread(thread_id)
                 continue
             for job in [*history.jobs_of_thread(self.manager, thread_id)]:
-                needed = self._needed(job)
-                saved = self.manager.list(job)
-                stays = needed | {names.plain_id(row.id) for row in saved if row.is_pinned}
+                reading, _ = history.read(self.manager, self._recent, job, None)
+                if reading is None:
+                    continue
+                # What a run adds meanwhile has a higher number: its checkpoints, and writes that come before theirs.
+                saved = self.manager.list(job, before=reading.stored[0].seq)
+                stays = self._needed(reading) | {names.plain_id(row.id) for row in saved if row.is_pinned}
                 self._delete(job, [s.id for s in saved if s.tags.get("of", names.plain_id(s.id)) not in stays])
 
-    def _needed(self, job: str) -> set[str]:
-        """The newest checkpoint of a job, and the ancestors its delta channels are rebuilt from."""
-        reading, _ = history.read(self.manager, self._recent, job, None)
-        if reading is None:
-            return set()
-        newest = reading.stored[0]
-        current, _ = self._reader.tuple_of(reading, address_of(newest))
-        needed = {names.plain_id(newest.id)}
+    def _needed(self, newest: history.Reading) -> set[str]:
+        """A checkpoint, and the ancestors its delta channels are rebuilt from."""
+        job = newest.stored[0].job
+        current, _ = self._reader.tuple_of(newest, address_of(newest.stored[0]))
+        needed = {names.plain_id(newest.stored[0].id)}
         counters: Mapping[str, object] = current.metadata.get("counters_since_delta_snapshot") or {}
         missing = set(counters) - current.checkpoint["channel_values"].keys()
         while missing and current.parent_config is not None:
-            parent = self.get_tuple(current.parent_config)
-            if parent is None:
+            parent = Address.of(current.parent_config)
+            ancestor, _ = history.read(self.manager, self._recent, job, parent.checkpoint_id)
+            if ancestor is None:
                 break
-            current = parent
-            needed.add(names.plain_id(names.id_of(job, current.checkpoint["id"])))
+            current, _ = self._reader.tuple_of(ancestor, parent)
+            needed.add(names.plain_id(ancestor.stored[0].id))
             missing -= current.checkpoint["channel_values"].keys()
         return needed
 
@@ -381,6 +382,13 @@ class KedgeSaver(StoreOwner, BaseCheckpointSaver[int]):
             number = int(current.split(".")[0]) + 1
             return f"{number:032}.{os.urandom(8).hex()}"
         return 1 if current is None else int(current) + 1
+
+
+def _continued(address: Address) -> Conflict:
+    return Conflict(
+        f"thread {address.thread!r} was continued by another run since this one read it",
+        hint="let one run end before the next begins, or branch: give the checkpoint_id to continue from",
+    )
 
 
 def _matches(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:

@@ -75,6 +75,68 @@ def test_writes_come_back_in_the_order_of_the_tasks_paths(saver: KedgeSaver) -> 
     assert [value for _, _, value in found.pending_writes or ()] == [1, 2, 3]
 
 
+def test_writes_that_came_before_their_checkpoint_are_copied_with_it(saver: KedgeSaver) -> None:
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "agent:1"}}
+    checkpoint = empty_checkpoint()
+    early: Any = {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}
+    saver.put_writes(early, [("x", 1)], "task")
+    saver.put(config, checkpoint, {"source": "loop", "step": 1}, {})
+    saver.copy_thread("t", "copy")
+    copied = saver.get_tuple({"configurable": {"thread_id": "copy", "checkpoint_ns": "agent:1"}})
+    assert copied is not None
+    assert copied.pending_writes == [("task", "x", 1)]
+    assert [job.name for job in saver.manager.jobs()] == ["thread:copy@agent:1", "thread:t@agent:1"]
+
+
+# Two runs at once
+
+
+def test_two_runs_with_the_same_input_do_not_take_each_others_checkpoints_for_theirs(saver: KedgeSaver) -> None:
+    """As a button that is clicked twice begins them. A run is told that it was saved only where its checkpoint is."""
+    config = put(saver)
+    for _ in range(2):
+        saver.get_tuple(CONFIG)
+    put(saver, config)
+    with pytest.raises(kedge.Conflict, match="continued by another run"):
+        put(saver, config)
+
+
+# Pruning
+
+
+def test_pruning_leaves_alone_what_a_run_saves_meanwhile(saver: KedgeSaver, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, listed, checkpoint = put(saver, put(saver)), saver.manager.list, empty_checkpoint()
+    last = put(saver, config)
+
+    def list_late(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        saver.put_writes(last, [("x", 1)], "task")
+        early = {"configurable": {**CONFIG["configurable"], "checkpoint_id": checkpoint["id"]}}
+        saver.put_writes(early, [("x", 2)], "task")
+        saver.put(last, checkpoint, {"source": "loop", "step": 2}, {})
+        return listed(*arguments, **options)
+
+    monkeypatch.setattr(saver.manager, "list", list_late)
+    saver.prune(["t"])
+    newest = saver.get_tuple(CONFIG)
+    assert newest is not None
+    assert newest.checkpoint["id"] == checkpoint["id"]
+    assert newest.pending_writes == [("task", "x", 2)]
+    assert len(list(saver.list(CONFIG))) == 2
+    saver.prune(["t"])
+    assert len(list(saver.list(CONFIG))) == 1
+
+
+def test_two_runs_that_continue_a_thread_which_is_pruned_meanwhile(saver: KedgeSaver) -> None:
+    config = put(saver, put(saver))
+    for _ in range(2):
+        saver.get_tuple(CONFIG)
+    saver.prune(["t"])
+    put(saver, config)
+    with pytest.raises(kedge.Conflict):
+        put(saver, config)
+
+
 def test_a_delta_channel_is_rebuilt_as_the_run_left_it(tmp_path: Path) -> None:
     """Tasks beside each other, whose IDs are in another order than they ran in; and a fork."""
     append = DeltaChannel(lambda state, writes: [*state, *(word for words in writes for word in words)], list)
