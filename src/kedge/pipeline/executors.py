@@ -59,9 +59,9 @@ class Workers:
     def close(self) -> None:
         """All work is done."""
 
-    def finish(self, pending: Iterable[Future[Outcome]]) -> None:
-        """Wait for what is under way, so that it is kept; what was not begun is left."""
-        wait([future for future in pending if future.running() or not future.cancel()])
+    def finish(self, pending: Iterable[Future[Outcome]], timeout_s: float | None) -> None:
+        """Wait for what is under way, so that it is kept, for `timeout_s` at most; what was not begun is left."""
+        wait([future for future in pending if future.running() or not future.cancel()], timeout_s)
 
     def stop(self) -> None:
         """End what can be ended; nobody waits for it any more."""
@@ -77,7 +77,7 @@ class Remote(Workers):
     def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
         return self._remote.submit(work_unfinished, spec, items, after)
 
-    def finish(self, pending: Iterable[Future[Outcome]]) -> None:
+    def finish(self, pending: Iterable[Future[Outcome]], timeout_s: float | None) -> None:
         """They go on by themselves."""
 
     def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
@@ -156,9 +156,9 @@ class Processes(Workers):
                 raise
             raise WorkerLost(timed_out(what, self._timeout_s)) from error
 
-    def finish(self, pending: Iterable[Future[Outcome]]) -> None:
+    def finish(self, pending: Iterable[Future[Outcome]], timeout_s: float | None) -> None:
         self._isolation.halt(self._count)
-        wait(pending)
+        wait(pending, timeout_s)
 
     def stop(self) -> None:
         self._isolation.drop(self._count)

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 from blake3 import blake3
 
-from kedge.errors import CheckpointError, Validation
+from kedge.errors import Cancelled, CheckpointError, StepTimeout, Validation
 from kedge.manager import CheckpointManager
 from kedge.urls import reachable
 
@@ -205,8 +205,9 @@ class Map(Generic[T, R]):
             self._drive(iter(items), workers)
         except BaseException as error:
             try:
-                if isinstance(error, Paused):
-                    workers.finish(self._pending)  # a second signal, or the end of the grace period, comes up in here
+                if isinstance(error, Paused | Cancelled | StepTimeout):
+                    # A second signal, or the end of the grace period, comes up in here.
+                    workers.finish(self._pending, self._session.ends_within_s())
             finally:
                 workers.stop()
             raise

@@ -388,6 +388,11 @@ class Run(WaitingRun):
         """Raise what keeps the run from going on: it was cancelled before it began, or its time is over."""
         self._at_work().pause_point()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `begin` raises, by what is known without a look at the store."""
+        return self._session is None or not self._session.is_open or self._session.is_stopped
+
     def end(self, result: object, then: Then | None = None) -> None:
         """Keep what the pipeline returned with the run's last status record, in whose transaction `then` is done."""
         self._at_work().end(result, then)
@@ -415,7 +420,7 @@ class Run(WaitingRun):
         if attempt > 1:
             self._steps.unclaim_below(place.path)
         try:
-            with place.entered():
+            with place.entered(), session.signals.in_step():
                 yield
         except Exception as error:
             session.failures.release(error)  # the item is tried again, now or when the run is resumed

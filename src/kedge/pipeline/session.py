@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 INBOX_EVERY_S = 1.0
 PROGRESS_EVERY_S = 10.0
+REACHED_WITHIN_S = 3.0  # code of a step or an item that can be ended, after the grace period
 WAKE_EVERY_S = 0.1  # of what waits, to see whether the run is to stop
 
 
@@ -294,8 +295,13 @@ class Session:
 
     def _pauses(self, seconds: float) -> Iterator[float]:
         until = time.monotonic() + seconds
-        while not (self.signals.stopping or self._stopped_by) and (left := until - time.monotonic()) > 0:
+        while not self.is_stopped and (left := until - time.monotonic()) > 0:
             yield min(left, WAKE_EVERY_S)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run is to pause, was cancelled, or its time is over."""
+        return bool(self.signals.stopping) or self._stopped_by is not None
 
     def raise_stopped(self, cause: BaseException | None = None) -> None:
         """Raise what ended the run from outside, if anything did."""
@@ -339,6 +345,13 @@ class Session:
         if self._stopped_by is None:
             self._stopped_by = reason
             self._end_at = time.monotonic() + grace_s
+
+    def ends_within_s(self) -> float | None:
+        """How long a run that was ended from outside waits for what is under way, which is ended, too; None: no limit.
+
+        A little longer than the grace period: then `look` has reached all that can be reached.
+        """
+        return None if self._stopped_by is None else max(0.0, self._end_at - time.monotonic()) + REACHED_WITHIN_S
 
     def look(self) -> None:
         """Called once a second by another thread (`watch`): ends steps under way that outlast the grace period."""

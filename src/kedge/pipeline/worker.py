@@ -26,6 +26,7 @@ from kedge.model import Checkpoint, CheckpointLevel, Lease
 from .attempt import call_in_thread
 from .digests import split
 from .failure import Failure, ItemError
+from .interruption import Interrupted, call
 from .keys import Path, show
 from .place import Carried, attempted
 from .retry import Retry
@@ -121,6 +122,7 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     try:
         with _working_for(spec.carried, is_elsewhere=run is None), _flushing(batch):
             for item in items:
+                _check_may_begin(run)
                 failure = _work_on(spec, item, run, batch)
                 if failure is not None:
                     batch.fail(item, failure)
@@ -200,12 +202,15 @@ def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError
             traced = item_span(spec.lease.job, spec.path, item.label, attempt)
             with place, attempted(spec.identity, spec.tag, item.digest), traced:
                 if spec.timeout_s is None:
-                    result = spec.function(item.value)
+                    result = call(spec.function, (item.value,), {})
                 else:
                     what = f"item {item.label} of {show(spec.path)}"
                     result = call_in_thread(spec.function, (item.value,), {}, spec.timeout_s, what)
             batch.add(item, result)
         except LeaseLost:
+            raise
+        except Interrupted:
+            _check_may_begin(run)  # raises what ended the run
             raise
         except Exception as error:  # noqa: BLE001 - the item's own; it is recorded with the batch
             if not spec.retry.allows(error, attempt):
@@ -221,8 +226,18 @@ def _wait(run: Run | None, seconds: float) -> None:
         run.wait_for_attempt(seconds)
     elif _halt is None:
         time.sleep(seconds)
-    elif _halt.wait(seconds):
-        raise CheckpointError("the map is stopped")  # to nobody: its run is pausing, and tries the item again
+    else:
+        _halt.wait(seconds)
+        _check_may_begin(run)
+
+
+def _check_may_begin(run: Run | None) -> None:
+    """Raise if the run is to stop: an item that is not begun runs when it is resumed."""
+    if run is not None:
+        if run.is_stopping:  # asked at every item: quickly
+            run.begin()
+    elif _halt is not None and _halt.is_set():
+        raise CheckpointError("the map is stopped")  # to nobody: its run looks at no outcome any more
 
 
 class Batch:

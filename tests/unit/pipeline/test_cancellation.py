@@ -291,6 +291,33 @@ def test_a_step_whose_limit_holds_in_a_thread_is_left_at_once(store: CheckpointM
         handle.result(0)
 
 
+@pytest.mark.parametrize("limit_s", [None, 0.5], ids=["cancelled", "late"])
+def test_items_in_a_worker_are_ended(store: CheckpointManager, limit_s: float | None) -> None:
+    step, items = Spinning(), list[int]()
+
+    @kedge.pipeline(timeout_s=limit_s)  # items that have not begun by then have nothing to end
+    def spin() -> None:
+        kedge.current_run().map(work, [1, 2], workers=2)
+
+    def work(item: int) -> int:
+        if item == 2:
+            step()
+        items.append(item)
+        return item
+
+    worker = Worker(store, ["q"], {"spin": spin}, grace_s=0)
+    handle = kedge.queue("q", store=store).submit(spin)
+    canceller = threading.Thread(target=lambda: (step.begun.wait(), limit_s or handle.cancel()))
+    canceller.start()
+    worker.serve(until_empty=True)
+    assert step.ended.is_set() == step.begun.is_set()
+    step.begun.set()
+    canceller.join()
+    assert items in ([], [1])
+    with pytest.raises(StepTimeout if limit_s else Cancelled):
+        handle.result(60)
+
+
 def test_the_time_limit_of_a_run_ends_a_step_in_a_worker(store: CheckpointManager) -> None:
     step = Spinning()
 

@@ -97,6 +97,22 @@ def test_a_map_that_stopped_goes_on_with_the_rest(store: CheckpointManager, tmp_
     assert (found.verdict, found.reason) == ("map", "50 items done")
 
 
+def test_a_run_that_is_to_pause_begins_no_other_item(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many a worker was given together."""
+    monkeypatch.setattr("kedge.pipeline.map.CHUNK_S", 600)
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 30:
+            run.stop("enough")
+
+    with suppress(SystemExit), kedge.run("r", store=store, signals=False) as run:
+        run.map(work, range(100), workers=1)
+    assert begun == list(range(31))
+    assert find_run(store, "r").status == "paused"
+
+
 def test_items_before_one_that_pauses_the_run_are_not_run_again(
     store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
