@@ -874,10 +874,11 @@ def test_old_queries_find_their_view(url: str) -> None:
     ]  # fmt: skip
 
 
-def test_commits_are_announced_to_who_waits(index: PostgresIndex, url: str) -> None:
+def test_commits_are_announced_to_who_waits(index: PostgresIndex, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statement by statement, too. Nobody else is told: commits that notify wait for each other."""
     import psycopg
 
+    monkeypatch.setattr("kedge.index.postgres.index._TOLD_S", 60.0)
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("LISTEN kedge")
         save(index)
@@ -888,6 +889,49 @@ def test_commits_are_announced_to_who_waits(index: PostgresIndex, url: str) -> N
         sql(url, "DELETE FROM kedge.awaited")
         save(index)
         assert list(db.notifies(timeout=0)) == []
+
+
+def test_who_was_told_is_not_told_again_until_it_waits_again(
+    index: PostgresIndex, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each word costs a commit a round trip more."""
+    import psycopg
+
+    monkeypatch.setattr("kedge.index.postgres.index._TOLD_S", 0.0)
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("LISTEN kedge")
+        for _ in range(2):
+            assert not index.wait_for_event(index.events()[-1].id if index.events() else 0, 0.001)
+            for _ in range(3):
+                save(index)
+            assert [heard.payload for heard in db.notifies(timeout=60, stop_after=1)] == ["default"]
+            assert list(db.notifies(timeout=0)) == []
+
+
+def test_who_waits_on_hears_of_every_event(index: PostgresIndex, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not look by itself here, and an older word than it waits for has it say again that it waits."""
+    import psycopg
+
+    monkeypatch.setattr("kedge.index.postgres.index._TOLD_S", 0.0)
+    monkeypatch.setattr("kedge.index.postgres.reads._LOOK_FIRST_S", 600.0)
+    save(index)
+    heard: list[bool] = []
+
+    def is_waiting() -> bool:
+        return sql(url, "SELECT count(*) FROM kedge.awaited WHERE until > clock_timestamp()") == [(1,)]
+
+    for _ in range(3):
+        last = index.events()[-1].id
+        waiting = threading.Thread(target=lambda last=last: heard.append(index.wait_for_event(last, 600.0)))  # type: ignore[misc]
+        waiting.start()
+        wait_for(is_waiting, "nobody waits")
+        sql(url, "UPDATE kedge.awaited SET until = clock_timestamp()")
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("SELECT pg_notify('kedge', 'default')")
+        wait_for(is_waiting, "it does not wait again")
+        save(index)
+        waiting.join()
+    assert heard == [True] * 3
 
 
 # pgbouncer

@@ -56,7 +56,11 @@ _LOST_ANSWERS = 3  # in a row, until a save gives up
 _LANES = 2  # of a process: as many batches are under way at once, where commits are slow
 _SLOW_S = 0.004  # a faster commit leaves no time in which the processor would have nothing else to do
 _TIDY_AFTER = 1000  # operations of a process; whoever asks for events does the same
-_NOTIFY = "SELECT pg_notify(%s, %s)"
+_TOLD_S = 0.1  # so long others tell who waits, too, after the first has: they may have asked before who waits
+_NOTIFY = (
+    "UPDATE kedge.awaited SET until = least(until, clock_timestamp() + make_interval(secs => %s)) "
+    "WHERE ns_no = %s AND until > clock_timestamp() RETURNING pg_notify(%s, %s)"
+)
 _LATE_MANIFESTS = late_manifests(  # an event is in one of the two tables, whoever moves it
     "(SELECT ns_no, id, checkpoint FROM main.event UNION ALL "
     f"SELECT ns_no, {2**63 - 1}, checkpoint FROM main.unnumbered)"
@@ -143,15 +147,15 @@ class PostgresIndex(PostgresReads, SqlChanges):
             except psycopg.OperationalError as error:
                 self._lose(db, left, error)
                 return
-            self._announce(db, is_awaited=None)
+            self._announce(db)
 
-    def _announce(self, db: Connection, is_awaited: bool | None) -> None:
-        """Wake who waits for events. Not in the commit itself: those that notify wait for each other in the server."""
+    def _announce(self, db: Connection) -> None:
+        """Wake who waits for events. Not in the commit itself: those that notify wait for each other in the server.
+
+        Once for all that wait: who waits on says so again.
+        """
         with suppress(psycopg.Error):  # who hears nothing looks by itself
-            if is_awaited is None:
-                db.execute(f"{_NOTIFY} WHERE kedge.is_awaited_1(%s)", (CHANNEL, self.namespace, self._ns))
-            elif is_awaited:
-                db.execute(_NOTIFY, (CHANNEL, self.namespace))
+            db.execute(_NOTIFY, (_TOLD_S, self._ns, CHANNEL, self.namespace))
 
     def _lose(self, db: Connection, batch: Sequence[Waiting[Any]], error: Exception) -> None:
         lost = OutcomeUnknown(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
@@ -180,7 +184,8 @@ class PostgresIndex(PostgresReads, SqlChanges):
                 waiting.error = outcome
             elif outcome is not None:
                 waiting.result = outcome[0]
-        self._announce(db, is_awaited)
+        if is_awaited:
+            self._announce(db)
         return [waiting for waiting, outcome in zip(batch, outcomes, strict=True) if outcome is None]
 
     def _begin(self, db: Connection, *, is_careful: bool, pipeline: psycopg.Pipeline | None = None) -> PostgresWrites:

@@ -27,7 +27,7 @@ _LOST_TAGS = (
     'WHERE said.id IS NULL OR tag."row" IS NULL LIMIT 20'
 )
 _LOOK_FIRST_S, _LOOK_EVERY_S = 0.03, 1.0  # for events that nobody told us of
-_AWAITED_S = 5.0  # so long writers tell of what they commit, from each look on
+_AWAITED_S = 5.0  # so long writers tell of what they commit, from each look on, until they have told of something
 _AWAIT = (
     "INSERT INTO kedge.awaited VALUES (%s, clock_timestamp() + make_interval(secs => %s)) "
     "ON CONFLICT (ns_no) DO UPDATE SET until = excluded.until RETURNING ns_no"
@@ -124,8 +124,8 @@ class PostgresReads(SqlReads):
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
-                listen(min(left, look_in_s))
-                look_in_s = min(look_in_s * 4, _LOOK_EVERY_S)
+                is_told = listen(min(left, look_in_s)) == self.namespace
+                look_in_s = _LOOK_FIRST_S if is_told else min(look_in_s * 4, _LOOK_EVERY_S)
 
     def audit(self, until: int | None = None) -> EventChain:
         """The chain of this namespace."""

@@ -122,8 +122,8 @@ class Server:
         return rows[0] if rows else None
 
     @contextmanager
-    def listening(self) -> Iterator[Callable[[float], None]]:
-        """A function that waits until somebody notifies of events, or for so many seconds.
+    def listening(self) -> Iterator[Callable[[float], str]]:
+        """A function that waits until somebody notifies of events, or for so many seconds: in which namespace, or "".
 
         On a connection of its own, which is listened to as long as the block runs.
         """
@@ -131,10 +131,9 @@ class Server:
         with self.translated(), _connect(self._url) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
 
-            def listen(timeout_s: float) -> None:
+            def listen(timeout_s: float) -> str:
                 with self.translated():
-                    for _ in connection.notifies(timeout=timeout_s, stop_after=1):
-                        return
+                    return next((notice.payload for notice in connection.notifies(timeout=timeout_s, stop_after=1)), "")
 
             yield listen
 
