@@ -428,6 +428,7 @@ def test_a_look_that_left_something_is_followed_by_another_at_once(
     store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "_NEXT_LOOK_S", 100.0)
+    monkeypatch.setattr(candidates, "LOOK_EVERY_S", 100.0)  # what was read once is used up first
     looks = looking(store, queue)
     urgent, usual = queue.submit(work, 1, priority=9).key, queue.submit(work, 2).key
     for _, entry, _ in looks.find(is_thorough=False):
