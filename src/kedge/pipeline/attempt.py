@@ -104,6 +104,7 @@ class Isolation:
     def __init__(self) -> None:
         self._pools: dict[int, tuple[ProcessPool, Event]] = {}
         self._lock = threading.Lock()
+        self._ending = threading.RLock()
 
     def pool(self, workers: int) -> ProcessPool:
         with self._lock:
@@ -118,16 +119,18 @@ class Isolation:
                 self._pools[workers][1].set()
 
     def drop(self, workers: int) -> None:
-        """Kill the processes of one pool, whatever they are at."""
-        with self._lock:
-            pool, _ = self._pools.pop(workers, (None, None))
-        if pool is not None:
-            pool.stop()  # type: ignore[no-untyped-call]
-            pool.join()
+        """Kill the processes of one pool, whatever they are at; what another thread kills just now is waited for."""
+        with self._ending:
+            with self._lock:
+                pool, _ = self._pools.pop(workers, (None, None))
+            if pool is not None:
+                pool.stop()  # type: ignore[no-untyped-call]
+                pool.join()
 
     def close(self) -> None:
-        for workers in list(self._pools):
-            self.drop(workers)
+        with self._ending:
+            for workers in list(self._pools):
+                self.drop(workers)
 
     def call(
         self,

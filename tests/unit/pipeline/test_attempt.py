@@ -1,10 +1,14 @@
-"""A program without a main guard gets one short error before any process is started."""
+"""Steps in processes of their own: the guard that a program needs for them, their errors, and their end."""
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from kedge.pipeline.attempt import Isolation
 
 STEP = """
 import kedge, sys
@@ -70,3 +74,28 @@ def test_errors_of_the_program_itself_come_back_from_processes_and_from_the_stor
         words = [sys.executable, str(program), str(tmp_path / "store")]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stdout) == (0, "refused: expired 3\n"), done.stderr
+
+
+def test_who_closes_waits_for_what_another_thread_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has ended leaves no process behind, not even one that is about to end."""
+    isolation = Isolation()
+    pool = isolation.pool(1)
+    begun, go, join = threading.Event(), threading.Event(), pool.join
+
+    def join_late() -> None:
+        begun.set()
+        go.wait()
+        join()
+
+    monkeypatch.setattr(pool, "join", join_late)
+    with ThreadPoolExecutor(2) as threads:
+        killed = threads.submit(isolation.drop, 1)
+        begun.wait()
+        closed = threads.submit(isolation.close)
+        try:
+            with pytest.raises(TimeoutError):
+                closed.result(0.2)
+        finally:
+            go.set()
+        killed.result()
+        closed.result()
