@@ -94,7 +94,7 @@ def test_who_closes_waits_for_what_another_thread_kills(monkeypatch: pytest.Monk
         closed = threads.submit(isolation.close)
         try:
             with pytest.raises(TimeoutError):
-                closed.result(0.2)
+                closed.result(0.2)  # limit: it would come at once if it did not wait
         finally:
             go.set()
         killed.result()
