@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -30,6 +30,7 @@ _TOKENS_OF_A_FILE = 2000  # an image or document in a request, whose size tells 
 _LEAST_FILE = 4096  # characters
 _FILE = re.compile(r"data:[^,\s]*,\S*|[A-Za-z0-9+/_-]+={0,2}")  # a data: URL, or base64
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
+_ANSWERS = ("n", "best_of", "candidateCount")
 _PAGE = 500
 
 Amounts = defaultdict[str, Decimal]  # by scope of a limit
@@ -73,7 +74,7 @@ def estimate(request: Request) -> Decimal:
 def possible_cost(request: Request) -> Decimal | None:
     """Return what a call may cost; None if the price is unknown."""
     body = request.body if isinstance(request.body, Mapping) else {}
-    output = _output_tokens(body) * max(_number(body.get("n")), 1)
+    output = _output_tokens(body) * _answers(body)
     return price(request.model, Tokens(_size_bytes(body) // _BYTES_PER_TOKEN + 1, output), request.where)
 
 
@@ -148,9 +149,20 @@ def _of_model(record: Checkpoint) -> str:
 
 
 def _output_tokens(body: Mapping[str, object]) -> int:
+    return _largest(body, _LIMITS) or ASSUMED_OUTPUT
+
+
+def _answers(body: Mapping[str, object]) -> int:
+    """Return how many answers a call asks for: of each of its prompts, if it has several."""
+    prompts = body.get("prompt")
+    several = isinstance(prompts, list) and not all(type(token) is int for token in prompts)
+    return max(_largest(body, _ANSWERS), 1) * (len(prompts) if several and isinstance(prompts, list) else 1)
+
+
+def _largest(body: Mapping[str, object], names: Sequence[str]) -> int:
     settings = body.get("generationConfig")
     places = (body, settings) if isinstance(settings, Mapping) else (body,)
-    return max((_number(place.get(name)) for place in places for name in _LIMITS), default=0) or ASSUMED_OUTPUT
+    return max(_number(place.get(name)) for place in places for name in names)
 
 
 def _size_bytes(value: object) -> int:
@@ -162,7 +174,7 @@ def _size_bytes(value: object) -> int:
         return sum(_size_bytes(name) + _size_bytes(inner) for name, inner in value.items())
     if isinstance(value, list):
         return sum(map(_size_bytes, value))
-    return 1
+    return _BYTES_PER_TOKEN  # a number may be the ID of a token
 
 
 def _number(value: object) -> int:

@@ -238,13 +238,22 @@ def _once(
 
 def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Generator[Step, Any, Streamed | Plain]:
     prepare()
-    response = yield Send()
+    recorder = Recorder(cache, policy, request, flight)
+    try:
+        response = yield Send()
+    except Exception as error:
+        if type(error).__name__ == "ReadTimeout":  # of either library: the vendor was at work
+            recorder.drop()
+        raise
     if response.status_code != 200:
         return Plain()
-    recorder = Recorder(cache, policy, request, flight)
     if "text/event-stream" in response.headers.get("content-type", ""):
         return Streamed(recorder)
-    content = yield Read()
+    try:
+        content = yield Read()
+    except BaseException:
+        recorder.drop()
+        raise
     yield Store(lambda: recorder.record(response.headers, content))
     return Plain()
 
@@ -320,8 +329,12 @@ class Recorder:
     def forget(self) -> None:
         """Let others make the call, whose cost is unknown; for finalizers, which must not take a lock."""
         if not self._is_recorded:
-            self._cache.drop(self._request, *self._payer)
+            self.drop()
         self._flight.forget()
+
+    def drop(self) -> None:
+        """Count a call whose answer was lost on its way: it may have been paid, and its cost is unknown."""
+        self._cache.drop(self._request, *self._payer)
 
     def _answer(self, content: object, document: Mapping[str, object]) -> Answer:
         request = self._request
@@ -374,16 +387,29 @@ def _events(content: bytes) -> list[dict[str, object]]:
 
 
 def _is_over(content: bytes, events: list[dict[str, object]]) -> bool:
-    """Return whether the vendor ended the stream. A model's own text is inside JSON, never such a line."""
-    return any(event.get("type") in _LAST_EVENTS or _is_finished(event) for event in events) or any(
-        line.rstrip() in _LAST_LINES for line in content.splitlines()
+    """Return whether the vendor ended the stream. A model's own text is inside JSON, never such a line.
+
+    A stream that failed is not over, though some servers end it as they end others.
+    """
+    if any(event.get("error") or event.get("type") == "error" for event in events):
+        return False
+    return (
+        any(event.get("type") in _LAST_EVENTS for event in events)
+        or any(line.rstrip() in _LAST_LINES for line in content.splitlines())
+        or _are_finished(events)
     )
 
 
-def _is_finished(event: Mapping[str, object]) -> bool:
-    """Return whether this is Gemini's last event, as Gemini has no separate end line."""
-    candidates = event.get("candidates")
-    return isinstance(candidates, list) and any(isinstance(c, dict) and c.get("finishReason") for c in candidates)
+def _are_finished(events: list[dict[str, object]]) -> bool:
+    """Return whether all of Gemini's candidates are finished, as Gemini has no separate end line."""
+    is_finished: dict[str, bool] = {}
+    for event in events:
+        candidates = event.get("candidates")
+        for candidate in candidates if isinstance(candidates, list) else ():
+            if isinstance(candidate, dict):
+                index = str(candidate.get("index", 0))
+                is_finished[index] = is_finished.get(index, False) or bool(candidate.get("finishReason"))
+    return bool(is_finished) and all(is_finished.values())
 
 
 def _merged(events: list[dict[str, object]]) -> dict[str, object]:

@@ -96,6 +96,13 @@ def _library(name: str | None) -> ModuleType:
     )
 
 
+def _encodings(wanted: str, ours: str) -> str:
+    """Return what is wanted of the compressions that the library can undo; "identity" if that is none."""
+    names = {name.strip() for name in ours.split(",")}
+    both = [name.strip() for name in wanted.split(",") if name.partition(";")[0].strip().lower() in names]
+    return ", ".join(both) or "identity"
+
+
 class _Common:
     """The common part of both kinds of transport."""
 
@@ -116,6 +123,9 @@ class _Common:
         self._owned = owned
 
     def _exchange(self, request: Any, body: bytes) -> Generator[Any, object, object]:
+        if body:  # its answer is read here
+            wanted, ours = (whose.headers.get("accept-encoding", "") for whose in (request, self._sender))
+            request.headers["accept-encoding"] = _encodings(wanted, ours)
         return exchange(self._cache, self._policy, request.method, str(request.url), body)
 
     def _answer(self, result: Any, response: Any, kind: str) -> Any:

@@ -213,6 +213,11 @@ def test_what_a_call_may_cost() -> None:
     assert cost({"max_tokens": 1_000_000}) == pytest.approx(Decimal("0.6"), rel=Decimal("0.001"))
     assert cost({"max_output_tokens": 1_000_000, "n": 2}) == pytest.approx(Decimal("1.2"), rel=Decimal("0.001"))
     assert cost({"generationConfig": {"maxOutputTokens": 1_000_000}}) > Decimal("0.6")
+    assert cost({"generationConfig": {"maxOutputTokens": 1_000_000, "candidateCount": 3}}) > Decimal("1.8")
+    assert cost({"max_tokens": 1_000_000, "best_of": 3, "n": 2}) > Decimal("1.8")
+    assert cost({"max_tokens": 1_000_000, "prompt": ["a", "b", "c"]}) > Decimal("1.8")
+    assert cost({"max_tokens": 1_000_000, "prompt": [1, 2, 3]}) < Decimal("0.7"), "one prompt, by its tokens"
+    assert cost({"input": [7] * 1_000_000}) > Decimal("0.15"), "so many tokens"
     assert cost({}) == pytest.approx(cost({"max_tokens": ASSUMED_OUTPUT}), rel=Decimal("0.001"))
     words = "word " * 800_000
     assert cost({"messages": [{"content": words}]}) - cost({}) == pytest.approx(Decimal("0.15"), rel=Decimal("0.01"))
@@ -248,6 +253,31 @@ def test_a_call_whose_cost_nobody_says_counts_as_what_it_may_cost(
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=headers, content=content))
     with kedge.llm.http_client(store=store, budget=Budget(day=1), transport=transport) as client:
         client.post(URL, json=asked(1, max_tokens=1_000_000))
+        with pytest.raises(kedge.BudgetExceeded, match=r"\$0.60 is spent"):
+            client.post(URL, json=asked(2, max_tokens=1_000_000))
+    assert sum(kedge.llm.totals(store).values(), Bill()).paid == 1
+
+
+class Broken(httpx2.SyncByteStream):
+    """An answer that breaks off."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b'{"usage": '
+        raise httpx2.ReadError("broken")
+
+
+def times_out(request: httpx2.Request) -> httpx2.Response:
+    raise httpx2.ReadTimeout("no answer")
+
+
+@pytest.mark.parametrize(
+    "respond", [lambda _: httpx2.Response(200, stream=Broken()), times_out], ids=["broken", "late"]
+)
+def test_a_call_whose_answer_is_lost_counts_as_what_it_may_cost(store: kedge.CheckpointManager, respond: Any) -> None:
+    transport = httpx2.MockTransport(respond)
+    with kedge.llm.http_client(store=store, budget=Budget(day=1), transport=transport) as client:
+        with pytest.raises(httpx2.TransportError):
+            client.post(URL, json=asked(1, max_tokens=1_000_000))
         with pytest.raises(kedge.BudgetExceeded, match=r"\$0.60 is spent"):
             client.post(URL, json=asked(2, max_tokens=1_000_000))
     assert sum(kedge.llm.totals(store).values(), Bill()).paid == 1

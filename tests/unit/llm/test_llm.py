@@ -466,6 +466,46 @@ def test_a_compressed_stream(store: kedge.CheckpointManager) -> None:
     assert bill(store).tokens_found == Tokens(3, 4)
 
 
+FAILED = b'data: {"choices": [{"delta": {"content": "He"}}]}\n\ndata: {"error": {"message": "no"}}\n\ndata: [DONE]\n\n'
+HALF = b'data: {"candidates": [{"finishReason": "STOP"}, {"index": 1}]}\n\n'
+REST = b'data: {"candidates": [{"index": 1, "finishReason": "STOP"}]}\n\n'
+
+
+@pytest.mark.parametrize(("answer", "kept"), [(FAILED, 0), (HALF, 0), (HALF + REST, 1)])
+def test_a_stream_that_failed_or_broke_off_is_not_kept(
+    store: kedge.CheckpointManager, answer: bytes, kept: int
+) -> None:
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=headers, content=iter([answer])))
+    with (
+        kedge.llm.http_client(store=store, transport=transport) as http_client,
+        http_client.stream("POST", "http://m/v1/chat/completions", json={"model": "m"}) as response,
+    ):
+        assert response.read() == answer
+    assert len(store.list(JOB)) == kept
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked"), [("gzip, br;q=0.9, deflate", "gzip, deflate"), ("br", "identity"), (None, "identity")]
+)
+def test_no_compression_is_asked_for_that_the_library_cannot_undo(
+    store: kedge.CheckpointManager, wanted: str | None, asked: str
+) -> None:
+    """A caller of the proxy may know more of them, and one that knows none gets none."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json={"model": "m", "asked": request.headers["accept-encoding"]})
+
+    with kedge.llm.http_client(
+        store=store, transport=httpx2.MockTransport(respond), headers={"accept-encoding": "gzip, deflate"}
+    ) as http_client:
+        request = http_client.build_request("POST", "http://m/v1/chat/completions", json={"model": "m"})
+        del request.headers["accept-encoding"]
+        if wanted is not None:
+            request.headers["accept-encoding"] = wanted
+        assert http_client.send(request).json()["asked"] == asked
+
+
 @pytest.mark.parametrize("answer", [b"not json", b'{"status": "queued"}', b'{"error": {"message": "no"}}', b"[1]"])
 def test_what_is_no_whole_answer_is_not_kept(store: kedge.CheckpointManager, answer: bytes) -> None:
     def respond(request: httpx2.Request) -> httpx2.Response:
