@@ -34,7 +34,7 @@ from langgraph.store.base import (
 
 from kedge.blobs.shelter import together
 from kedge.errors import Conflict, NotFound, Validation
-from kedge.integrations.agents import StoreOwner, in_thread
+from kedge.integrations.agents import StoreOwner, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, is_utf8
 
@@ -42,7 +42,7 @@ from . import history, names
 from .filters import Filter, told_of
 from .recall import EXPIRES, ITEM, Entry, Recall
 from .recent import Recent
-from .vectors import Meaning, Vectors, closeness
+from .vectors import Meaning, Vectors, closeness, embedding_here
 
 T = TypeVar("T")
 Namespace = tuple[str, ...]
@@ -96,7 +96,9 @@ class KedgeStore(StoreOwner, BaseStore):
                 raise Validation(f"{type(op).__name__} is no operation of a store", hint="use get, put, search, …")
         return answers
 
-    abatch = in_thread(batch)
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        with embedding_here():
+            return await finished(self.batch, ops)
 
     def _get(self, op: GetOp) -> Item | None:
         job, item = names.memory_job(op.namespace), _item_of(op.key)

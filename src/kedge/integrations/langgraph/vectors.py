@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import IndexConfig, ensure_embeddings, get_text_at_path, tokenize_path
+from langgraph.store.base.embed import EmbeddingsLambda
 
 from kedge.errors import Validation
 
 Vectors = Mapping[str, bytes]  # path of the text in the value → float32, in this machine's order
+
+
+_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("kedge_embedding_loop", default=None)
+
+
+@contextmanager
+def embedding_here() -> Iterator[None]:
+    """Asynchronous functions that make vectors run in this event loop, also if threads begun inside ask for them."""
+    token = _loop.set(asyncio.get_running_loop())
+    try:
+        yield
+    finally:
+        _loop.reset(token)
 
 
 class Meaning:
@@ -20,6 +37,7 @@ class Meaning:
 
     def __init__(self, config: IndexConfig) -> None:
         self._embeddings: Embeddings = ensure_embeddings(config.get("embed"))
+        self._is_async = isinstance(self._embeddings, EmbeddingsLambda) and not hasattr(self._embeddings, "func")
         self._dims = config.get("dims")
         self._fields = _fields_of(config)
 
@@ -33,7 +51,13 @@ class Meaning:
             )
         if not texts:
             return {}
-        return dict(zip(texts, map(self._packed, self._embeddings.embed_documents([*texts.values()])), strict=True))
+        return dict(zip(texts, map(self._packed, self._embedded([*texts.values()])), strict=True))
+
+    def _embedded(self, texts: list[str]) -> list[list[float]]:
+        loop = _loop.get()
+        if self._is_async and loop is not None:
+            return asyncio.run_coroutine_threadsafe(self._embeddings.aembed_documents(texts), loop).result()
+        return self._embeddings.embed_documents(texts)  # an asynchronous function says here that it cannot
 
     def _packed(self, vector: Sequence[float]) -> bytes:
         if self._dims is not None and len(vector) != self._dims:
@@ -43,6 +67,8 @@ class Meaning:
         return array("f", vector).tobytes()
 
     def query(self, text: str) -> bytes:
+        if self._is_async:
+            return self._packed(self._embedded([text])[0])
         return self._packed(self._embeddings.embed_query(text))
 
 

@@ -250,6 +250,25 @@ def test_memories_are_found_by_meaning_as_in_the_store_in_memory(tmp_path: Path,
         assert found[0].score == pytest.approx(theirs.search(("docs",), query="aab", limit=1)[0].score, abs=1e-6)
 
 
+def test_an_asynchronous_function_makes_the_vectors_in_the_loop_of_its_caller() -> None:
+    loops = []
+
+    async def embed_later(texts: list[str]) -> list[list[float]]:
+        loops.append(asyncio.get_running_loop())
+        return embed(texts)
+
+    async def use() -> None:
+        with KedgeStore("memory:", index={"dims": 8, "embed": embed_later}) as store:
+            await store.aput(("docs",), "1", {"text": "aab"})
+            (item,) = await store.asearch(("docs",), query="aab")
+            assert item.score is not None
+            assert loops == [asyncio.get_running_loop()] * 2
+            with pytest.raises(ValueError, match="async"):
+                store.put(("docs",), "2", {"text": "b"})
+
+    asyncio.run(use())
+
+
 def test_without_numpy_vectors_are_compared_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with KedgeStore("memory:", index={"dims": 8, "embed": embed}) as store:
         store.put(("docs",), "1", {"text": "aab"})
