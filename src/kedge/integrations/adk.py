@@ -111,11 +111,11 @@ class KedgeSessionService(Threads, BaseSessionService):
                 self.change(job, "share", partial(_with_values, shared))
 
     def _values(self, job: str) -> Values:
-        values: Values = self.read(job)[1].get("values", {})
+        values: Values = self.read(job).get("values", {})
         return values
 
     def _get(self, app: str, user: str, session: str, config: GetSessionConfig) -> Session | None:
-        stored = self.read(job_of(SESSION, app, user, session))[1]
+        stored = self.read(job_of(SESSION, app, user, session))
         if not stored:
             return None
         events = [Event.model_validate(document) for document in stored["events"]]

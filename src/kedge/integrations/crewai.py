@@ -56,7 +56,7 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
         self._save(flow_uuid, method_name, {"state": _plain(state_data)})
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
-        return self._threads.read(job_of(FLOW, flow_uuid))[1].get("state")
+        return self._threads.read(job_of(FLOW, flow_uuid)).get("state")
 
     def save_pending_feedback(self, flow_uuid: str, context: Any, state_data: dict[str, object] | BaseModel) -> None:
         """Save the state, and what a flow that waits for somebody's feedback needs to go on."""
@@ -65,7 +65,7 @@ class KedgeFlowPersistence(FlowPersistence):  # type: ignore[misc]  # CrewAI is 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], object] | None:
         from crewai.flow.async_feedback.types import PendingFeedbackContext
 
-        stored = self._threads.read(job_of(FLOW, flow_uuid))[1]
+        stored = self._threads.read(job_of(FLOW, flow_uuid))
         if "pending" not in stored:
             return None
         return stored["state"], PendingFeedbackContext.from_dict(stored["pending"])

@@ -42,11 +42,11 @@ class KedgeSession(Threads):
         """The items of the session, or the newest `limit`, oldest first."""
         if limit is not None and (type(limit) is not int or limit < 0):
             raise Validation(f"limit={limit!r}", hint="use a whole number from 0 on, or None")
-        items: list[Any] = self.read(self.job)[1].get("items", [])
+        items: list[Any] = self.read(self.job).get("items", [])
         return items if limit is None else items[max(len(items) - limit, 0) :]
 
     def replace(self, items: Sequence[Any], step: str = "replace") -> None:
-        """Make these the items of the session."""
+        """Make these the items of the session, also where others have added some since you read it."""
         self._change(step, lambda _: [*items])
 
     async def get_items(self, limit: int | None = None) -> list[object]:

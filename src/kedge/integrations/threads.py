@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kedge.errors import IdempotencyConflict
+from kedge.errors import IdempotencyConflict, NotFound
 from kedge.model import parse_name
 
 from .agents import StoreOwner
@@ -39,14 +39,10 @@ class Threads(StoreOwner):
     """Threads in a store. Several processes may change the same one at the same time: each change is made to what the
     one before it left, and none is lost."""
 
-    def read(self, job: str) -> tuple[int, dict[str, Any]]:
-        """The number of a thread's newest checkpoint, damaged or not, and its newest state; 0 and {} before its first.
-
-        The number is read first: if the state is newer, it belongs to a change that was made meanwhile.
-        """
-        counted = self.manager.catalogue.job(job)
+    def read(self, job: str) -> dict[str, Any]:
+        """The newest state of a thread; {} before its first."""
         latest = self.manager.load_latest(job)
-        return 0 if counted is None else counted.last_seq, {} if latest is None else latest[1]
+        return {} if latest is None else latest[1]
 
     def change(self, job: str, step: str, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> dict[str, Any]:
         """Save what `change` makes of the state as the next checkpoint; answers the state before.
@@ -54,13 +50,18 @@ class Threads(StoreOwner):
         Where it answers None, nothing changes. It may be called several times, each time with a state of its own.
         """
         while True:
-            seq, before = self.read(job)
+            # The number of the newest checkpoint, damaged or not, is read first: if the state is newer, it belongs to a
+            # change that was made meanwhile.
+            counted = self.manager.catalogue.job(job)
+            latest = self.manager.load_latest(job)
+            parent, before = (None, {}) if latest is None else (latest[0].id, latest[1])
             if (after := change(before)) is None:
                 return before
             # Two who make the same change of the same state make two changes: the key alone would take them for one.
             state = {**after, "change": os.urandom(8).hex()}
             try:
-                self.manager.save(job, step, state, idempotency_key=f"after {seq}")
-            except IdempotencyConflict:
-                continue  # another one was first
+                key = f"after {0 if counted is None else counted.last_seq}"
+                self.manager.save(job, step, state, parent=parent, idempotency_key=key)
+            except (IdempotencyConflict, NotFound):
+                continue  # another one was first, or has deleted the thread
             return before

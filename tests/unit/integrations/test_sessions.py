@@ -10,6 +10,7 @@ import pytest
 
 import kedge
 from kedge.integrations.sessions import KedgeSession
+from kedge.integrations.threads import Threads
 
 
 @pytest.fixture
@@ -81,18 +82,18 @@ def test_sessions_are_apart_and_bad_input_changes_nothing(tmp_path: Path) -> Non
 
 def test_the_same_change_by_two_at_once_is_made_twice(tmp_path: Path) -> None:
     """Both read the same state and add the same message: neither is taken for a repetition of the other."""
-    with KedgeSession("s", tmp_path / "store") as first, KedgeSession("s", tmp_path / "store") as second:
-        read = first.read
+    with Threads(tmp_path / "store") as first, Threads(tmp_path / "store") as second:
 
-        def read_then_wait(job: str) -> tuple[int, dict[str, Any]]:
-            state = read(job)
-            first.read = read  # type: ignore[method-assign]
-            asyncio.run(second.add_items([said(1)]))  # between the read and the save of the first
-            return state
+        def added(before: dict[str, Any]) -> dict[str, Any]:
+            return {"items": [*before.get("items", []), "message"]}
 
-        first.read = read_then_wait  # type: ignore[method-assign]
-        asyncio.run(first.add_items([said(1)]))
-        assert first.messages() == [said(1), said(1)]
+        def add_behind_another(before: dict[str, Any]) -> dict[str, Any]:
+            if not before:
+                second.change("thread", "add", added)
+            return added(before)
+
+        first.change("thread", "add", add_behind_another)
+        assert first.read("thread")["items"] == ["message", "message"]
 
 
 def test_a_session_goes_on_although_its_newest_checkpoint_is_damaged(session: KedgeSession) -> None:
@@ -112,3 +113,19 @@ def test_a_session_goes_on_although_its_newest_checkpoint_is_damaged(session: Ke
     assert session.messages() == [said(1), said(3)]
     session.replace([said(4)])
     assert session.messages() == [said(4)]
+
+
+def test_a_thread_that_is_deleted_during_a_change_does_not_come_back(tmp_path: Path) -> None:
+    with Threads(tmp_path) as threads:
+        threads.change("thread", "begin", lambda _: {"items": ["a"]})
+        seen: list[dict[str, Any]] = []
+
+        def change(before: dict[str, Any]) -> dict[str, Any] | None:
+            if not seen:
+                threads.manager.delete_job("thread")
+            seen.append(before)
+            return {"items": [*before["items"], "b"]} if before else None
+
+        assert threads.change("thread", "add", change) == {}
+        assert [before.get("items") for before in seen] == [["a"], None]
+        assert threads.read("thread") == {}
