@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .series import Series
+from .series import Series, place_between
 from .text import style
 
 _LOOKS = ("id", "warn", "type", "good", "bad", "dim")
@@ -61,5 +61,4 @@ def _dots(
 
 
 def _scaled(value: float, span: tuple[float, float], size: int) -> int:
-    low, high = span
-    return round((value - low) / (high - low) * (size - 1)) if high > low else (size - 1) // 2
+    return round(place_between(*span, value) * (size - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from kedge.manager import CheckpointManager
 MOST_CHECKPOINTS = 2000  # of a job: the newest
 MOST_POINTS = 240  # of a drawn series; the extremes of each part stay
 _DEPTH = 4
+_LARGEST = sys.float_info.max
 
 Goal = Literal["min", "max"]
 
@@ -66,13 +68,20 @@ def series_of(store: CheckpointManager, job: str, *, most: int = MOST_CHECKPOINT
 
 
 def numbers_in(metadata: Mapping[str, object], above: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, float]]:
-    """Yield finite numbers with their paths, without booleans."""
+    """Yield numbers that a float can hold, with their paths: neither infinite ones nor booleans."""
     for name, value in metadata.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping) and depth > 1:
             yield from numbers_in(value, f"{path}.", depth - 1)
-        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
             yield path, float(value)
+
+
+def place_between(low: float, high: float, value: float) -> float:
+    """Return how far from `low` to `high` a value lies, as a part of 1; 0.5 if they are equal."""
+    if math.isinf(high - low):  # both are finite: of numbers this large, half of each says the same
+        low, high, value = low / 2, high / 2, value / 2
+    return (value - low) / (high - low) if high > low else 0.5
 
 
 def _value(point: Point) -> float:

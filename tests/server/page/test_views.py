@@ -232,3 +232,15 @@ def test_charts_of_many_numbers_are_small_and_each_alone_has_more_points(
     alone = client.get("/jobs/one/numbers?metric=loss").text
     assert len(alone) <= 50_000
     assert alone.count('class="dot"') == 60
+
+
+def test_charts_of_any_numbers_are_drawn_and_their_command_is_one_word_each(
+    client: TestClient, store: kedge.CheckpointManager
+) -> None:
+    for value in (1.7e308, -1.7e308, 10**400, 0):
+        store.save("odd", "step", None, metadata={"loss; rm -rf ~": value})
+    page = client.get("/jobs/odd/numbers", params={"metric": "loss; rm -rf ~"})
+    assert page.status_code == 200
+    assert "--metric &#39;loss; rm -rf ~&#39;" in page.text
+    (drawn,) = re.findall(r'<polyline[^>]* points="([^"]*)"', page.text)
+    assert re.fullmatch(r"([0-9.]+,[0-9.]+ ?){3}", drawn)

@@ -7,7 +7,7 @@ import pytest
 
 import kedge
 from kedge.terminal.plot import draw, number
-from kedge.terminal.series import Point, Series, numbers_in, series_of
+from kedge.terminal.series import Point, Series, numbers_in, place_between, series_of
 
 
 def series(*values: float) -> Series:
@@ -20,6 +20,8 @@ def test_numbers_are_found_by_path_and_nothing_else_is_one() -> None:
         "eval": {"acc": 0.5, "by": {"de": 2}},
         "ok": True,
         "nan": float("nan"),
+        "infinite": float("-inf"),
+        "too large": 10**400,
         "text": "3",
         "list": [1],
     }
@@ -64,6 +66,15 @@ def test_a_curve_is_as_wide_and_high_as_asked() -> None:
     assert lines[7].startswith("1 │")
     assert "⠁" <= max("".join(lines)) <= "⣿"
     assert len(list(draw([series(5)], 20, 3))) == 5  # one point, no span
+
+
+@pytest.mark.parametrize(
+    "values", [(1.7e308, -1.7e308, 0), (5e-324, 0), (-1e308, 1e308, 1.7e308), (10**18, 10**18 + 1)]
+)
+def test_a_curve_of_any_finite_numbers_is_drawn(values: tuple[float, ...]) -> None:
+    places = [place_between(min(values), max(values), value) for value in values]
+    assert all(0 <= place <= 1 for place in places)
+    assert len(list(draw([series(*values)], 40, 4))) == 4 + 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from datetime import datetime
 
 from markupsafe import Markup, escape
 
+from kedge.terminal.series import place_between
+
 CELLS_IN_ROW, CELL_PITCH = 60, 16  # page.js counts with them, too
 
 
@@ -205,8 +207,7 @@ def curves(lines: Sequence[Curve], label: str) -> Markup:
     low, high = min(y for _, y in points), max(y for _, y in points)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - left) / (right - left) if right > left else 0.5
-        up = (y - low) / (high - low) if high > low else 0.5
+        across, up = place_between(left, right, x), place_between(low, high, y)
         return edge + across * (width - 2 * edge), height - edge - up * (height - 2 * edge)
 
     inner = "".join(

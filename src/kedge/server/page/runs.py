@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -210,7 +211,7 @@ def _controls(store: CheckpointManager, access: Access, run: RunSummary, has_fai
         "asks": asked(store, pending_approvals(store, key)),
         "decisions": decided(store, key),
         "progress": run.progress,
-        "command": f"kedge queue retry {run.queue} {key}" if run.queue else f"kedge runs resume {key}",
+        "command": f"kedge queue retry {shlex.quote(run.queue)} {key}" if run.queue else f"kedge runs resume {key}",
         "money": [("Models", str(bills_of(store, key).get("", "")))],
     }
 
