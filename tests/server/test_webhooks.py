@@ -276,6 +276,25 @@ def test_a_long_log_is_read_in_several_looks(
     assert receiver.types == [("run.failed", "bad")]
 
 
+def test_a_new_webhook_does_not_wait_for_what_was_logged_while_there_was_none(
+    managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log of a million entries is read for minutes."""
+    first = managed.create(store, receiver.url, ["failed"])
+    with notifier_of(managed, store) as notifier:
+        notifier.look()
+        managed.delete("default", first.id)
+        for n in range(20):
+            store.save("plain", f"step {n}", n)
+        managed.create(store, receiver.url, ["failed"])
+        fail(store, "bad")
+        behind = len(store.events(managed.all()[0].after, 100))
+        monkeypatch.setattr(webhooks, "_PAGE", behind)
+        monkeypatch.setattr(webhooks, "_PAGES", 1)
+        notifier.look()
+    assert receiver.types == [("run.failed", "bad")]
+
+
 def test_a_crash_between_finding_and_sending_loses_nothing(
     managed: Webhooks, store: kedge.CheckpointManager, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

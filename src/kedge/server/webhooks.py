@@ -219,8 +219,8 @@ class Notifier:
             self._held[namespace] = holding, holding.__enter__()
             self._records[namespace] = webhooks.record_of(namespace)
         record = self._records[namespace]
-        if record["position"] is None:
-            record["position"] = min(entry.after for entry in own)
+        # What was before all of them is not read, however long nobody wanted to know.
+        record["position"] = max(record["position"] or 0, min(entry.after for entry in own))
         messages, position = _messages(self._store_of(namespace), own, record, self._stop)
         has_moved, record["position"] = position > record["position"], position
         record["pending"] = [*record["pending"], *messages]
