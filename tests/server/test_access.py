@@ -201,6 +201,14 @@ def test_a_stream_ends_with_the_right_to_it(place: Path, make_token: Make) -> No
                 assert next(answer.iter_raw(), b"") == b""  # it ends, before it sends a sign of life
 
 
+def test_a_token_is_revoked_by_its_id_before_one_that_is_named_like_it(place: Path, make_token: Make) -> None:
+    meant = make_token("meant").split("_")[1]
+    make_token(meant)
+    with kedge.open(place, namespace=ACCESS) as manager:
+        assert Tokens(manager).revoke(meant).name == "meant"
+        assert [token.name for token in Tokens(manager).all() if token.is_valid] == [meant]
+
+
 def test_tokens_are_kept_as_digests_only(place: Path, make_token: Make) -> None:
     text = make_token("secret")
     stored = b"".join(file.read_bytes() for file in place.rglob("*") if file.is_file())

@@ -122,7 +122,9 @@ class Tokens:
 
     def revoke(self, name_or_id: str) -> Token:
         """From now on, and within a second everywhere, nobody gets in with it."""
-        matches = [token for token in self.all() if name_or_id in (token.id, token.name)]
+        known = self.all()
+        matches = [token for token in known if token.id == name_or_id]  # before one that is named like it
+        matches = matches or [token for token in known if token.name == name_or_id]
         if not matches:
             raise NotFound(f"there is no token {name_or_id[:80]}", hint="kedge token list shows them")
         if not (valid := [token for token in matches if token.revoked_at is None]):
