@@ -9,11 +9,12 @@ import random
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -22,7 +23,7 @@ import kedge
 from kedge.care import Care
 from kedge.care.local import LocalCare
 from kedge.cli.app import cli
-from kedge.client import AsyncClient, Client
+from kedge.client import AsyncClient, Client, catalogue
 from kedge.client.calls import Endpoint, Endpoints
 from kedge.client.care import HttpCare
 from kedge.client.catalogue import HttpCatalogue
@@ -31,7 +32,7 @@ from kedge.codec import encode
 from kedge.errors import Unavailable
 from kedge.index.encrypted import EncryptedIndex
 from kedge.index.sqlite.index import SqliteIndex
-from kedge.model import Lease
+from kedge.model import Checkpoint, Lease
 from kedge.ports import Catalogue, Then
 from kedge.process.workflow import Workflows
 from kedge.server import create_app
@@ -120,6 +121,25 @@ def test_finding_and_changing(remote: kedge.CheckpointManager, store: kedge.Chec
     assert [e.id for e in remote.events()] == [e.id for e in store.events()]
     assert [e.id for e in remote.events(newest=True, limit=2)] == [e.id for e in store.events(newest=True, limit=2)]
     assert remote.audit() == store.audit()
+
+
+def test_the_log_is_read_in_as_many_pages_as_asked_for(
+    remote: kedge.CheckpointManager, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_EVENTS", 3)
+    for n in range(8):
+        store.save("j", f"s{n}", n)
+    for asked in (
+        {"limit": 7},
+        {"limit": 100},
+        {"limit": 7, "newest": True},
+        {"limit": 100, "newest": True},
+        {"after": 2, "limit": 100, "before": 7},
+        {"after": 2, "limit": 100, "before": 7, "newest": True},
+        {"limit": 3, "before": 1},
+    ):
+        there, here = (manager.events(**asked) for manager in (remote, store))  # type: ignore[arg-type]
+        assert [event.id for event in there] == [event.id for event in here]
 
 
 def test_errors_are_the_same(remote: kedge.CheckpointManager) -> None:
@@ -361,6 +381,39 @@ def test_why_a_service_cannot_be_reached(url: str) -> None:
     ):
         remote.jobs()
     assert "without a path" in wrong.value.hint
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<!doctype html><p>Sign in"),
+        httpx.Response(200, json={"ok": True}),
+        httpx.Response(200, json=[1]),
+        httpx.Response(200),
+        httpx.Response(301, headers={"location": "https://elsewhere.example/"}),
+        httpx.Response(302, text="<p>moved", headers={"location": "/login"}),
+        httpx.Response(404, text="nothing here"),
+        httpx.Response(502, text="<h1>Bad Gateway"),
+    ],
+    ids=["page", "document", "list", "nothing", "moved", "login", "unknown", "gateway"],
+)
+def test_what_is_no_service_is_called_that(answer: httpx.Response) -> None:
+    """Proxies sign people in, lead them elsewhere and speak for what is down; other services answer, too."""
+    client = Client("http://service.example", transport=httpx.MockTransport(lambda _: answer))
+    store = HttpStore(client)
+    with client:
+        calls: list[Callable[[], object]] = [
+            client.jobs,
+            lambda: client.checkpoint("s_1"),
+            lambda: store.catalogue.read("s_1"),
+            lambda: client.exchange("/api/v1/chunks/missing", b""),
+            lambda: client.upload("/api/v1/jobs/j/checkpoints", "x/y", iter([b""]), Checkpoint.from_json),
+        ]
+        for call in calls:
+            with pytest.raises(kedge.CheckpointError, match="the service answered") as refused:
+                call()
+            assert "is this a Kedge service" in refused.value.hint
+            assert ("elsewhere.example" in str(refused.value)) == (answer.status_code == 301)
 
 
 def test_keys_are_not_shown_over_http(url: str) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from kedge.care.policies import RetentionPolicy
 from kedge.errors import Corrupted, NotFound
-from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, EventChain, Job, Lease
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, EventChain, Job, Lease
 from kedge.ports import ALL, CheckpointIds, Checkpoints, Events, Jobs, Selection, Update, digest_of
 from kedge.store import Stored
 from kedge.store.wire import DIGEST_BYTES, LENGTH_BYTES, parse_length
@@ -20,6 +20,7 @@ from .connection import Client
 
 _PAGE = 500
 _KEYS_AT_ONCE = 40
+_EVENTS = 1000
 _LOOK_EVERY_S = 0.3  # for events
 
 
@@ -151,11 +152,18 @@ class HttpCatalogue:
         self.client.release_lease(lease)
 
     def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
-        if newest:
-            page = self.client.audit_log(min(limit, 1000), before).items[::-1]
-        else:
-            page = self.client.events(after, min(limit, 1000)).items
-        return [event for event in page if event.id > after and (before is None or event.id < before)]
+        """Request as many pages as the limit needs."""
+        events: list[Event] = []
+        place: str | int | None = before if newest else after
+        while len(events) < limit:
+            size = min(limit - len(events), _EVENTS)
+            page = self.client.audit_log(size, place) if newest else self.client.events(int(place or 0), size)
+            inside = [event for event in page.items if event.id > after and (before is None or event.id < before)]
+            events += inside
+            place = page.next_cursor
+            if place is None or len(inside) < len(page.items):
+                break
+        return events[::-1] if newest else events
 
     def audit(self, until: int | None = None) -> EventChain:
         return self.client.verify_audit(until)

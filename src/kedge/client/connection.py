@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -26,6 +26,7 @@ T = TypeVar("T")
 _Asked: TypeAlias = dict[str, Any]  # what httpx takes for a request
 
 _TIMEOUT_S = 120.0
+_BINARY = ("application/octet-stream", "application/vnd.kedge.")  # how their media types begin
 
 
 class _Address:
@@ -116,7 +117,7 @@ class Client(Endpoints):
         is_read = call.method == "GET"
         with _reaching(self._address.base, is_read=is_read):
             answer = self._ask(self._address.request(call), is_read=is_read)
-        return call.parse(_content(answer))
+        return _parsed(call.parse, answer)
 
     def _ask(self, request: _Asked, *, is_read: bool = False) -> httpx.Response:
         """Elsewhere than in the main thread: the connections have locks, and a signal handler may need them."""
@@ -126,17 +127,18 @@ class Client(Endpoints):
         """Post bytes; return the bytes of the response."""
         with _reaching(self._address.base):
             answer = self._ask(self._address.binary("POST", path, body), is_read=True)
-        if answer.status_code >= 400:
+        if not _is_binary(answer):
             _content(answer)
+            raise _no_service("an answer of another kind")
         return answer.content
 
-    def upload(self, path: str, media_type: str, body: Iterator[bytes]) -> Any:
-        """Send a body while it is generated; return the response's document."""
+    def upload(self, path: str, media_type: str, body: Iterator[bytes], parse: Callable[[Any], T]) -> T:
+        """Send a body while it is generated; return what `parse` makes of the response's document."""
         request = self._address.binary("POST", path, body)
         request["headers"]["Content-Type"] = media_type
         with _reaching(self._address.base):
             answer = self._ask(request)
-        return _content(answer)
+        return _parsed(parse, answer)
 
     @contextmanager
     def download(self, path: str, body: bytes | None = None) -> Iterator[Download]:
@@ -145,9 +147,10 @@ class Client(Endpoints):
         with _reaching(self._address.base, is_read=True):
             answer = run(self._begin, request)
             try:
-                if answer.status_code >= 400:
+                if not _is_binary(answer):
                     run(answer.read)
                     _content(answer)
+                    raise _no_service("an answer of another kind")
                 yield Download(steps(answer.iter_bytes(1 << 20)))
             finally:
                 run(answer.close)
@@ -195,7 +198,7 @@ class AsyncClient(Endpoints):
     async def send(self, call: Call[T]) -> T:
         with _reaching(self._address.base, is_read=call.method == "GET"):
             answer = await self._http.request(**self._address.request(call))
-        return call.parse(_content(answer))
+        return _parsed(call.parse, answer)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -247,14 +250,38 @@ def _why_no_connection(error: BaseException) -> tuple[str, str]:
 
 def _content(answer: httpx.Response) -> object:
     """The JSON of a response. Raises the error that a problem document stands for."""
-    if answer.status_code < 400:
-        return answer.json() if answer.content else None
+    if answer.is_success:
+        try:
+            return answer.json() if answer.content else None
+        except ValueError:
+            raise _no_service("an answer that is no JSON") from None
+    if (elsewhere := answer.headers.get("location")) is not None:
+        raise _no_service(f"{answer.status_code}, which leads to {elsewhere[:200]}", answer.status_code)
     try:
         error = error_of(answer.json(), answer.status_code)
     except (ValueError, KeyError, TypeError):
-        hint = "is this a Kedge service? Its address is http://host:7420, without a path"
-        error = _kind("", answer.status_code)(f"the service answered {answer.status_code}", hint=hint)
+        error = _no_service(str(answer.status_code), answer.status_code)
     raise error
+
+
+def _parsed(parse: Callable[[object], T], answer: httpx.Response) -> T:
+    content = _content(answer)
+    try:
+        return parse(content)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise _no_service("a document of another kind") from None
+
+
+def _is_binary(answer: httpx.Response) -> bool:
+    """Whether it holds bytes, as a service sends them, and is neither a problem nor a page of something else."""
+    return answer.is_success and answer.headers.get("content-type", "").startswith(_BINARY)
+
+
+def _no_service(what: str, status: int = 500) -> CheckpointError:
+    hint = "is this a Kedge service? Its address is http://host:7420, without a path"
+    return _kind("", status)(f"the service answered {what}", hint=hint)
 
 
 def error_of(problem: Any, status: int = 500) -> CheckpointError:

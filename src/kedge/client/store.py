@@ -98,7 +98,7 @@ class HttpStore(ChunkedStore):
     ) -> Checkpoint:
         head = {**request.to_json(), "distrusted": [digest.hex() for digest in distrusted], "copied": copied}
         path = f"/api/v1/jobs/{quote(request.job, safe='')}/checkpoints"
-        return Checkpoint.from_json(self.client.upload(path, SAVE_TYPE, body_of(head, outbox, pack, spilled)))
+        return self.client.upload(path, SAVE_TYPE, body_of(head, outbox, pack, spilled), Checkpoint.from_json)
 
     def _remember(self, digests: Sequence[bytes]) -> None:
         with self._lock:
