@@ -34,7 +34,7 @@ def end_if_criu_was_killed(runtime: int, held: Sequence[int]) -> None:
     for its answer. The restored processes are children of the runtime too.
     """
     if half_made := _half_made(runtime):
-        end(half_made, held, besides=(runtime, int(stat_of(runtime)[1])))
+        end(half_made, held, besides=_with_parent(runtime))
 
 
 def end_if_nobody_asks(lock: Path) -> None:
@@ -49,7 +49,7 @@ def end_if_nobody_asks(lock: Path) -> None:
     for runtime in [pid for root in roots for pid in (root, *children_of(root))]:  # the guard's shell is above it
         if half_made := _half_made(runtime):
             waiting = {pid for root in half_made for pid in pids_below(root)} | takers.keys()
-            _kill(waiting - {runtime, int(stat_of(runtime)[1])})
+            _kill(waiting - _with_parent(runtime))
 
 
 def _half_made(runtime: int) -> list[int]:
@@ -57,6 +57,11 @@ def _half_made(runtime: int) -> list[int]:
     children = [(pid, fields) for pid in children_of(runtime) if (fields := stat_of(pid)) and not _has_exited(fields)]
     children.sort(key=lambda child: (int(child[1][_START]), child[0]))
     return [pid for pid, _ in children] if children and children[0][1][0] == "Z" else []
+
+
+def _with_parent(runtime: int) -> set[int]:
+    """Which may be gone by now."""
+    return {runtime, *map(int, stat_of(runtime)[1:2])}
 
 
 def wait_for_others(held: Sequence[int]) -> None:
