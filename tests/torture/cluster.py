@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kedge.containers.pids import pids_below
+from kedge.containers.pids import pids_below, read_text
 from tests.e2e.test_deploy import DEPLOY, INSTALLER
 from tests.node import Node
 from tests.servers import s3
@@ -259,16 +259,24 @@ class Cluster:
         """The pod that runs, if it is not that one."""
         return next(iter(self.pods(selector, [besides])), None)
 
-    def contained(self) -> list[str]:
-        """The command lines of all that runs in containers, but for sandboxes of pods."""
+    def wait_empty(self) -> None:
+        """Until no container runs; AssertionError that says which are left."""
+        with suppress(AssertionError):
+            wait_for(lambda: not self._contained(), "", 120)
+        left = self._contained()
+        assert not left, f"processes of containers are left: {left}"
+
+    def _contained(self) -> list[str]:
+        """The cgroups and command lines of all that runs in containers, but for sandboxes of pods."""
         found = []
-        for node in self.nodes.values():
+        for name, node in self.nodes.items():
             own = os.readlink(f"/proc/{node.init}/ns/pid")
             for pid in pids_below(node.init):
                 with suppress(OSError):
                     words = Path(f"/proc/{pid}/cmdline").read_bytes()
                     if os.readlink(f"/proc/{pid}/ns/pid") != own and words not in (b"", b"/pause\0"):
-                        found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+                        cgroup = read_text(f"/proc/{pid}/cgroup").splitlines()[0]
+                        found.append(f"{name}: {cgroup} {words[:200]!r}")
         return found
 
     def work(self, pod: Mapping[str, Any]) -> Path:

@@ -215,7 +215,7 @@ class _Pods:
             self._cluster.apply(_deployment(name, {"terminationGracePeriodSeconds": 30}, {}))
         kills = Kills(self._cluster, self._store, names, seed).until(deadline)
         self.kubectl("delete", "deployment", *names, "--cascade=foreground", timeout=300)
-        wait_for(lambda: not self._cluster.contained(), "processes of containers are left", 120)
+        self._cluster.wait_empty()
         return kills
 
     def _kinds(self) -> None:

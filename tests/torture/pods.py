@@ -99,14 +99,14 @@ class _Pods:
     def stop(self, victim: str) -> None:
         """Until it is gone: checkpointed, or ended with its shim."""
         self._wait_beyond(self._count() + 5)
-        before = self.generations()
+        before, reached = self.generations(), self._count()
         self._while_killing(victim, lambda: self._cri.stop(self._container, _GRACE_S))
         if self._state() == "running":
             self.ran_on += 1
             self._wait_beyond(self._count())
             self._answered(lambda: self._cri.stop(self._container, _GRACE_S))
-        if self.generations() > before:
-            self._saved = self._count()
+        if self.generations() > before:  # it may have run on afterwards, and ended with its grace period
+            self._saved = reached
         self._answered(lambda: self._cri.remove_pod(self._pod))
         self._volumes.remove(self._volume)
 
