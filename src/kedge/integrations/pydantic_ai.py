@@ -20,6 +20,8 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from kedge.errors import missing_extra
+from kedge.model import CheckpointLevel
+from kedge.pipeline.keys import Path
 from kedge.pipeline.place import Place, here
 from kedge.pipeline.run import Run
 
@@ -36,7 +38,8 @@ except ModuleNotFoundError as error:
     raise missing_extra("kedge.integrations.pydantic_ai", "pydantic-ai", error) from error
 
 _KINDS: frozenset[Literal["function", "mcp", "dynamic"]] = frozenset({"function", "mcp", "dynamic"})
-_counts: WeakKeyDictionary[Run, Counter[tuple[str, ...]]] = WeakKeyDictionary()
+_STEPS = (CheckpointLevel.STEP, CheckpointLevel.SUBSTEP)
+_counts: WeakKeyDictionary[Run, dict[Path, tuple[Place, Counter[str]]]] = WeakKeyDictionary()
 
 
 class KedgeDurability(BaseDurabilityCapability[object]):
@@ -105,7 +108,12 @@ async def _step(name: str, body: Callable[[], Awaitable[object]]) -> Any:
 
 
 def _numbered(place: Place, name: str) -> str:
-    """The name of a step that may come several times, with how often it came before."""
-    counts = _counts.setdefault(place.run, Counter())
-    counts[*place.path, name] += 1
-    return f"{name} {counts[*place.path, name]}"
+    """The name of a step that may come several times, with how often it came before: in this attempt of the step
+    around it, because the next attempt repeats what was done."""
+    counted = _counts.setdefault(place.run, {})
+    before, counts = counted.get(place.path, (place, Counter[str]()))
+    if before is not place and place.level in _STEPS:
+        counts = Counter()
+    counted[place.path] = place, counts
+    counts[name] += 1
+    return f"{name} {counts[name]}"

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -290,7 +290,8 @@ class Steps:
 
     def _attempting(self, step: Step[R], number: int) -> Attempted:
         session = self._session
-        return Attempted(step.place, (session.identity, step.key), step_span(session, step.path, number))
+        place = step.place if number == 1 else replace(step.place)  # which tells one attempt from another
+        return Attempted(place, (session.identity, step.key), step_span(session, step.path, number))
 
     def _attempt(self, step: Step[R]) -> R:
         if step.shared is None:

@@ -67,6 +67,25 @@ def test_a_run_goes_on_where_it_was(store: kedge.CheckpointManager) -> None:
     assert (world.requests, world.weighed) == (3, [1, 2]), "nothing was asked or called twice"
 
 
+def test_the_next_attempt_of_a_step_around_an_agent_repeats_nothing(store: kedge.CheckpointManager) -> None:
+    world = World()
+    world.is_broken = True
+    agent = world.agent()
+    attempts = []
+
+    async def weigh() -> str:
+        attempts.append(len(attempts))
+        world.is_broken = len(attempts) == 1
+        return (await agent.run("weigh them")).output
+
+    async def work() -> None:
+        async with kedge.run("order", store=store) as run:
+            assert await run.step("weigh", weigh, retries=kedge.Retry(1, delay_s=0)) == "done after 3 requests"
+
+    asyncio.run(work())
+    assert (len(attempts), world.requests, world.weighed) == (2, 3, [1, 2])
+
+
 def test_several_agents_of_one_run_in_asyncio(store: kedge.CheckpointManager) -> None:
     world = World()
 
