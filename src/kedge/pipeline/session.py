@@ -86,8 +86,8 @@ class Session:
         self.chosen_items: dict[str, set[str]] = {}  # by map: only these of the failed ones are tried again
         self._timeout_s = timeout_s
         self._inbox = Inbox(store, self.key)
-        self._inbox_at = 0.0
-        self._inbox_lock = threading.Lock()
+        self._inbox_at, self._has_read_inbox = 0.0, False
+        self._inbox_lock = threading.RLock()
         self._stopped_by: CheckpointError | None = None  # a cancellation, or the end of the run's time
         self._end_at, self._has_ended_steps = 0.0, False  # when steps under way are ended, once the run was stopped
         self._progress_at = 0.0
@@ -101,7 +101,7 @@ class Session:
         job = None if self.is_first else self.store.catalogue.job(self.key)
         if job is None or not job.checkpoints:
             if self.is_first or not self.queue:  # what nobody submitted cannot be cancelled before it has a record
-                self._inbox_at = time.monotonic() + INBOX_EVERY_S
+                self._inbox_at, self._has_read_inbox = time.monotonic() + INBOX_EVERY_S, True
             return None
         newest = newest_status(self.store, self.key)
         if newest is None:
@@ -309,14 +309,19 @@ class Session:
             raise type(stopped)(stopped.message, hint=stopped.hint) from cause
 
     def _read_inbox(self) -> None:
-        """Learn what the run was told, and whether its time is over; asks the store once a second at most."""
+        """Learn what the run was told, and whether its time is over; asks the store once a second at most.
+
+        What another thread reads is waited for the first time: a run that was cancelled before does not begin.
+        """
         if self._timeout_s is not None and time.time() >= self.began_at + self._timeout_s:
             hint = "what it finished is kept; give it more with timeout_s= and start it again"
             self._stop(StepTimeout(f"run {self.key} took longer than {self._timeout_s:g} s", hint=hint), 0)
-        now = time.monotonic()
-        if now < self._inbox_at or not self._inbox_lock.acquire(blocking=False):
+        now, is_first = time.monotonic(), not self._has_read_inbox
+        if (now < self._inbox_at and not is_first) or not self._inbox_lock.acquire(blocking=is_first):
             return
         try:
+            if is_first and self._has_read_inbox:
+                return
             self._inbox_at = now + INBOX_EVERY_S
             for message in self._inbox.new():
                 if message.metadata.get("kind") == CANCEL:
@@ -325,6 +330,7 @@ class Session:
                     self._stop(Cancelled(text, hint=hint), self.signals.grace_s)
                 elif message.metadata.get("kind") == ITEMS and (keys := keys_in(self.store, message)):
                     self.chosen_items.setdefault(str(message.metadata.get("name")), set()).update(keys)
+            self._has_read_inbox = True
         finally:
             self._inbox_lock.release()
 

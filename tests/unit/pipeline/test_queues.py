@@ -7,19 +7,22 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kedge
-from kedge import CheckpointManager, Conflict, Retry
+from kedge import Checkpoint, CheckpointManager, Conflict, Retry
 from kedge.model import Lease
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import DEAD, READY, RECOVERY, RUNNING, drop_entry, queue_job
 from kedge.pipeline.history import find_run
+from kedge.pipeline.inbox import Inbox
+from kedge.pipeline.watch import Watch
 from tests.waiting import wait_for
 
 POSTGRES = pytest.param("postgres", marks=[pytest.mark.requires("postgres"), pytest.mark.xdist_group("postgres")])
@@ -453,6 +456,39 @@ def test_a_run_that_a_worker_has_is_told_to_stop(store: CheckpointManager, queue
     assert (handle.status, len(queue)) == ("queued", 1)
     assert serve(store, work) == ["work was cancelled"]
     assert (handle.status, len(queue)) == ("cancelled", 0)
+
+
+def test_a_cancelled_run_does_not_begin_while_another_thread_learns_that_it_is(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch over all runs may look into its inbox just as it is to begin."""
+
+    @kedge.pipeline
+    def work() -> None:
+        raise AssertionError("never called")
+
+    handle, new, reading = queue.submit(work), Inbox.new, threading.Event()
+    with store.lease(handle.key, 60):  # a worker has just taken it
+        assert not cancel(store, handle.key)
+
+    def new_late(inbox: Inbox) -> Iterator[Checkpoint]:
+        if not reading.is_set():
+            reading.set()
+            time.sleep(0.2)  # sleep: a run that does not wait for the answer has begun by then
+        yield from new(inbox)
+
+    @contextmanager
+    def calling_at_once(_: Watch, look: Callable[[], None]) -> Iterator[None]:
+        thread = threading.Thread(target=look)
+        thread.start()
+        reading.wait()
+        yield
+        thread.join()
+
+    monkeypatch.setattr(Inbox, "new", new_late)
+    monkeypatch.setattr(Watch, "calling", calling_at_once)
+    assert serve(store, work) == ["work was cancelled"]
+    assert handle.status == "cancelled"
 
 
 def test_a_run_that_nobody_submitted_is_not_found(queue: kedge.Queue) -> None:
