@@ -474,7 +474,7 @@ def test_a_cancelled_run_does_not_begin_while_another_thread_learns_that_it_is(
     def new_late(inbox: Inbox) -> Iterator[Checkpoint]:
         if not reading.is_set():
             reading.set()
-            time.sleep(0.2)  # sleep: a run that does not wait for the answer has begun by then
+            time.sleep(0.2)  # sleep: at least until a run that does not wait for the answer has begun
         yield from new(inbox)
 
     @contextmanager
