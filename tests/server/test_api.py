@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import re
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from starlette.datastructures import FormData, UploadFile
+from starlette.requests import Request as HttpRequest
 
 import kedge
 from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.limits import Limits
-from kedge.server.uploads import Upload
+from kedge.server.uploads import Upload, receive
 from tests.server.conftest import client_of, listening
 from tests.waiting import wait_for
 
@@ -99,6 +101,28 @@ def test_a_large_part_is_never_copied_as_a_whole() -> None:
             owner = owner.obj if isinstance(owner, memoryview) else owner
             assert isinstance(owner, mmap.mmap)
         assert [bytes(buffer[:1]) for buffer in encoded.buffers if isinstance(buffer, memoryview)] == [b"w", b"a"]
+
+
+def test_many_parts_are_not_held_in_memory() -> None:
+    """Each lies in a file, the smaller ones too: a thousand of them may come at once."""
+    sizes = {f"p{n}": 100_000 + n for n in range(20)}
+    wish = {"step": "s", "state": {name: {"$part": name} for name in sizes}}
+    form = 'Content-Disposition: form-data; name="{}"'
+    parts = [f"{form.format('checkpoint')}\r\n\r\n{json.dumps(wish)}".encode()]
+    parts += [f'{form.format(name)}; filename="f"\r\n\r\n'.encode() + bytes(size) for name, size in sizes.items()]
+    body = b"".join(b"--b\r\n" + part + b"\r\n" for part in parts) + b"--b--\r\n"
+    headers = [(b"content-type", b"multipart/form-data; boundary=b")]
+    scope = {"type": "http", "headers": headers, "kedge.headers": dict(headers)}
+
+    async def whole() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    upload = asyncio.run(receive(HttpRequest(scope, whole), Limits()))
+    with ExitStack() as stack:
+        _, encoded = upload.open(stack)
+        assert [buffer.nbytes for buffer in encoded.buffers if isinstance(buffer, memoryview)] == [*sizes.values()]
+        assert all(isinstance(getattr(buffer, "obj", None), mmap.mmap) for buffer in encoded.buffers)
+    asyncio.run(upload.close())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -135,6 +136,13 @@ def test_two_workers_share_a_store(tmp_path: Path) -> None:
             wait_for(lambda: saves() == ['kedge_saves_total{namespace="default"} 10.0'], "the workers are not summed")
         process.send_signal(signal.SIGTERM)
         process.wait(120)
+
+
+def test_it_may_open_as_many_files_as_the_system_lets_it(tmp_path: Path) -> None:
+    """Each part of an upload may be one, and where nobody asks for more, 1,024 are allowed."""
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 5000))"
+    with serving(tmp_path / "store", before=few) as (process, _):
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (5000, 5000)
 
 
 def test_other_addresses_need_a_token(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -40,6 +41,7 @@ from .service import Service
 from .tokens import ACCESS, Tokens
 
 _LARGE_BYTES = 256 << 10  # chunks of states, of which many come and go at once
+_OPEN_FILES = 1 << 16  # each connection and each part of an upload is one; many systems allow 1,024 unless asked
 _SETTINGS = "KEDGE_SERVE"  # how a worker process learns what to serve
 
 
@@ -69,6 +71,7 @@ class Settings:
 def serve(settings: Settings) -> None:
     """Serve until a signal comes. What is refused leaves no new store behind."""
     _check(settings)
+    _allow_open_files()
     os.environ[_SETTINGS] = json.dumps(asdict(settings))
     config = uvicorn.Config(
         "kedge.server.process:make_app",
@@ -247,6 +250,14 @@ def _drain_on_signal(service: Service, *, tells_systemd: bool) -> None:
                 before(sig, frame)
 
         signal.signal(number, stop)
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit of open files as far as the system lets it; its workers get the same."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _check(settings: Settings) -> None:
