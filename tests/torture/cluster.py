@@ -72,7 +72,6 @@ class Cluster:
         self.nodes = {f"node{number}": node for number, node in enumerate(nodes, 1)}
         self._binaries = binaries
         self._places: dict[str, str] = {}  # what the installer is told
-        self._kubelets: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {"PATH": f"{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                              "KUBECONFIG": f"{_HOME}/admin.conf", "HOME": "/"}  # fmt: skip
 
@@ -87,7 +86,7 @@ class Cluster:
             (node.below(_HOME) / "kubelet.yaml").write_text(json.dumps(KUBELET))
         self._start_control_plane()
         for name in self.nodes:
-            self.start_kubelet(name)
+            self._start_kubelet(name)
         self.wait_ready()
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
 
@@ -95,7 +94,7 @@ class Cluster:
         """A node that crashed, but the first one, which has the control plane."""
         self.nodes[name].boot()
         self.prepare(name)
-        self.start_kubelet(name)
+        self._start_kubelet(name)
         self._start_guard(name)
         self.wait_ready()
 
@@ -140,13 +139,13 @@ class Cluster:
         self.run("kube-controller-manager", "--leader-elect=false", *controller)
         self.run("kube-scheduler", f"--kubeconfig={_HOME}/scheduler.conf", "--leader-elect=false")
 
-    def start_kubelet(self, name: str) -> None:
-        """Also again, when it was killed."""
-        if name in self._kubelets:
-            self._kubelets[name].wait()
+    def _start_kubelet(self, name: str) -> None:
+        """As systemd does it: again and again, whether it was killed or found no containerd."""
+        again = ("sh", "-c", 'while :; do "$@"; sleep 1; done', "again")
         address = f"--node-ip=10.99.0.{name.removeprefix('node')}"
         files = (f"--config={_HOME}/kubelet.yaml", f"--kubeconfig={_HOME}/{name}.conf")
-        self._kubelets[name] = self.run("kubelet", *files, f"--hostname-override={name}", address, on=name)
+        words = [*again, self._binaries / "kubelet", *files, f"--hostname-override={name}", address]
+        self._spawn(name, "kubelet", words)
 
     def run(self, program: str, *words: str, on: str = "node1") -> subprocess.Popen[bytes]:
         return self._spawn(on, program, [self._binaries / program, *words])

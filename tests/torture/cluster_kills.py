@@ -80,7 +80,7 @@ class Kills:
             while not is_done and going():
                 if found := next(self._found(nodes, victim, workload), None):
                     time.sleep(0.5 * draw.random() ** 2)  # sleep: a random moment; most victims do not live long
-                    is_done = self._kill(*found, victim)
+                    is_done = self._kill(found, victim)
                 time.sleep(0.01)  # sleep: between two looks
 
         cuts = self._cuts
@@ -91,13 +91,11 @@ class Kills:
         if at_stop != "shim" and cuts == self._cuts and not cuts % 2:
             workload.note_saved()
 
-    def _kill(self, node: str, pid: int, victim: str) -> bool:
+    def _kill(self, pid: int, victim: str) -> bool:
         """Whether it was still there."""
         with self._lock, suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             self.numbers[victim] += 1
-            if victim == "kubelet":
-                self._cluster.start_kubelet(node)
             return True
         return False
 
@@ -112,7 +110,7 @@ class Kills:
                 self._cluster.boot(_MORTAL)
                 self._cuts += 1
 
-    def _found(self, nodes: list[str], victim: str, workload: _Workload) -> Iterator[tuple[str, int]]:
+    def _found(self, nodes: list[str], victim: str, workload: _Workload) -> Iterator[int]:
         """Processes of the nodes: containers have PID namespaces of their own. Of the shims only that of the pod: its
         end is the container's."""
         spaces = {}
@@ -126,7 +124,7 @@ class Kills:
                     continue
                 node = spaces.get(os.readlink(process / "ns/pid"))
                 if node and (victim != "shim" or workload.is_below(process)):
-                    yield node, int(process.name)
+                    yield int(process.name)
 
 
 class _Workload:
