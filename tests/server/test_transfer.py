@@ -57,10 +57,10 @@ def sent(remote: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> li
     assert isinstance(remote.store, HttpStore)
     upload, sizes = remote.store.client.upload, []
 
-    def count(path: str, media_type: str, body: Iterator[bytes]) -> Any:
+    def count(path: str, media_type: str, body: Iterator[bytes], parse: Callable[[Any], Any]) -> Any:
         pieces = list(body)
         sizes.append(sum(map(len, pieces)))
-        return upload(path, media_type, iter(pieces))
+        return upload(path, media_type, iter(pieces), parse)
 
     monkeypatch.setattr(remote.store.client, "upload", count)
     return sizes

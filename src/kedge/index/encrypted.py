@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ormsgpack
 
@@ -57,30 +56,35 @@ _T = TypeVar("_T")
 _Row = tuple[Checkpoint, bytes]  # with its manifest
 
 
-def _of_inner(name: str) -> property:
-    return property(attrgetter(f"inner.{name}"))
+class _OfInner:
+    """A method that says no secret, and is the inner index's own."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, index: EncryptedIndex | None, _: type) -> Any:
+        return self if index is None else getattr(index.inner, self._name)
 
 
 class EncryptedIndex(SealedRows):
     """`ports.Index` around another one, for a namespace with a keyring."""
 
-    # What says no secret is the inner index's own.
-    locate = _of_inner("locate")
-    packs = _of_inner("packs")
-    chunks_of = _of_inner("chunks_of")
-    condemn = _of_inner("condemn")
-    mark_damaged = _of_inner("mark_damaged")
-    relocate = _of_inner("relocate")
-    set_recorded = _of_inner("set_recorded")
-    refuse_older = _of_inner("refuse_older")
-    accept = _of_inner("accept")
-    closed_namespaces = _of_inner("closed_namespaces")
-    make_room = _of_inner("make_room")
-    totals = _of_inner("totals")
-    scrub = _of_inner("scrub")
-    close = _of_inner("close")
-    audit = _of_inner("audit")
-    wait_for_event = _of_inner("wait_for_event")
+    locate = _OfInner()
+    packs = _OfInner()
+    chunks_of = _OfInner()
+    condemn = _OfInner()
+    mark_damaged = _OfInner()
+    relocate = _OfInner()
+    set_recorded = _OfInner()
+    refuse_older = _OfInner()
+    accept = _OfInner()
+    closed_namespaces = _OfInner()
+    make_room = _OfInner()
+    totals = _OfInner()
+    scrub = _OfInner()
+    close = _OfInner()
+    audit = _OfInner()
+    wait_for_event = _OfInner()
 
     def __init__(self, inner: Index, vault: Vault) -> None:
         super().__init__(vault)

@@ -294,7 +294,7 @@ def _json(tags: Mapping[str, str]) -> str:
     return json.dumps(dict(tags))
 
 
-def _values(new: NewCheckpoint, actor: str) -> tuple[Any, ...]:
+def _values(new: NewCheckpoint, actor: str) -> tuple[object, ...]:
     key = (new.idempotency_key, new.request_digest)
     return (new.job, new.lease_token, *columns_of(new), *key, now_us(), actor)
 
@@ -324,7 +324,7 @@ def _placed(records: Sequence[NewCheckpoint]) -> list[Array | bytes | None]:
     ]
 
 
-def _columns(kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[Array | None]:
+def _columns(kinds: Sequence[str], rows: Sequence[tuple[object, ...]]) -> list[Array | None]:
     """An array for each column; None, which the server takes for NULLs, where there is nothing."""
     columns = list(zip(*rows, strict=True)) or [()] * len(kinds)
     return [
@@ -333,7 +333,7 @@ def _columns(kinds: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[Arra
     ]
 
 
-def _column(kind: str, column: tuple[Any, ...]) -> Array | None:
+def _column(kind: str, column: tuple[object, ...]) -> Array | None:
     return None if all(value is None for value in column) else Array(kind, column)
 
 
